@@ -1,0 +1,144 @@
+//! What a run is: everything needed to understand, repeat or resume it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Arm, CheckReport, Space, Workload};
+use crate::machine::{Machine, NcclLibrary};
+
+/// What did the measuring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendKind {
+    /// NCCL on this machine's GPUs.
+    Nccl,
+    /// A committed latency table with seeded noise.
+    Simulated,
+    /// A recorded run.
+    Replay,
+}
+
+/// What every output must say about where its numbers come from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Labels {
+    /// No GPU was involved.
+    pub simulated: bool,
+    /// Numbers come from a recorded run.
+    pub replayed: bool,
+    /// GPU peer access was switched off by a pin: buffers lie in host memory.
+    pub host_memory: bool,
+}
+
+impl Labels {
+    /// The labels as the words that stand in outputs.
+    pub fn words(self) -> Vec<&'static str> {
+        [(self.simulated, "SIMULATED"), (self.replayed, "REPLAYED"), (self.host_memory, "HOST-MEMORY")]
+            .into_iter()
+            .filter_map(|(on, word)| on.then_some(word))
+            .collect()
+    }
+}
+
+/// Who set a variable that holds in every arm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// `--pin`.
+    Pin,
+    /// It was set where the tool was started.
+    Inherited,
+    /// The engine sets it itself.
+    Engine,
+    /// `~/.nccl.conf` or `$NCCL_CONF_FILE`.
+    UserConf,
+    /// `/etc/nccl.conf`.
+    SystemConf,
+}
+
+/// A variable that holds in every arm, default included.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pin {
+    /// The variable.
+    pub variable: String,
+    /// Its value.
+    pub value: String,
+    /// Who set it.
+    pub origin: Origin,
+}
+
+/// The parts of the machine fingerprint, each named, so that a change can be named.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FingerprintParts {
+    /// Fingerprint over all parts.
+    pub combined: String,
+    /// The parts in plain text.
+    pub parts: BTreeMap<String, String>,
+}
+
+/// What decides how a run is measured and judged; all of it is part of its identity.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Smallest gain worth shipping, as a share.
+    pub min_gain: f64,
+    /// Largest regression of any point or guard point, as a share.
+    pub max_regression: f64,
+    /// Every point must be shown safe, not only estimated so.
+    pub strict: bool,
+    /// Search strategy.
+    pub strategy: String,
+    /// Blocks of the search.
+    pub search_blocks: u32,
+    /// Finalists at most.
+    pub finalists: u32,
+    /// Paired launches per finalist, where fixed; otherwise from the noise, 6 to 24.
+    pub final_launches: Option<u32>,
+    /// Milliseconds of timed replays per cell.
+    pub cell_time_ms: f64,
+}
+
+/// manifest.json.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Format of this record.
+    pub format: u32,
+    /// Version of the tool.
+    pub tool_version: String,
+    /// Commit it was built from, where known.
+    pub commit: Option<String>,
+    /// RFC 3339 time of the start.
+    pub created: String,
+    /// What was typed.
+    pub arguments: Vec<String>,
+    /// Seed of the run.
+    pub seed: u64,
+    /// What did the measuring.
+    pub backend: BackendKind,
+    /// What every output must say.
+    pub labels: Labels,
+    /// The machine.
+    pub machine: Machine,
+    /// Its fingerprint.
+    pub fingerprint: FingerprintParts,
+    /// The NCCL library, where one was loaded.
+    pub nccl: Option<NcclLibrary>,
+    /// Variables that hold in every arm.
+    pub pins: Vec<Pin>,
+    /// Positions of the GPUs used, in PCI order.
+    pub devices: Vec<u32>,
+    /// The workload.
+    pub workload: Workload,
+    /// The space.
+    pub space: Space,
+    /// The arms it yields; the default first.
+    pub arms: Vec<Arm>,
+    /// What pruning and rules left out, in words.
+    pub notices: Vec<String>,
+    /// How it is measured and judged.
+    pub settings: Settings,
+    /// What doctor found beforehand.
+    pub checks: CheckReport,
+    /// The recorded run behind a replay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recorded: Option<String>,
+}

@@ -1,0 +1,28 @@
+//! Every type that is written to disk. Plain data with `format: 1`; no logic lives here.
+//!
+//! The rules: additive changes only, the oldest recorded run stays readable, units stand in field
+//! names, and unknown fields are errors in files that people write but not in files the tool writes
+//! (an older tool may read a newer journal).
+
+mod campaign;
+mod check;
+mod manifest;
+mod space;
+mod verdict;
+mod workload;
+
+pub use campaign::{
+    Arm, ArmId, BlockLaunch, CellMeasurement, DropReason, Effective, Event, Flag, JournalLine, Outcome, OutcomeKind,
+    Phase, SetLine,
+};
+pub use check::{Check, CheckReport, CheckVerdict};
+pub use manifest::{BackendKind, FingerprintParts, Labels, Manifest, Origin, Pin, Settings};
+pub use space::{Axis, NamedArm, Rule, RuleCondition, Space};
+pub use verdict::{
+    Answer, AnswerKind, BatchObjective, Choice, Memory, Objective, PointVerdict, SearchSummary, Statistics, Thresholds,
+    Veto, VerdictKind,
+};
+pub use workload::{Point, PointKey, PointPhase, Workload};
+
+/// The format number written by this version.
+pub const FORMAT: u32 = 1;

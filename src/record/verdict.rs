@@ -1,0 +1,244 @@
+//! The answer of a run: choice.json.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ArmId, Effective, PointPhase};
+use crate::collective::{Collective, DataType};
+
+/// What the run says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VerdictKind {
+    /// An arm won by more than the minimum gain and regresses nowhere.
+    Adopt,
+    /// No arm did, and this was shown.
+    KeepDefault,
+    /// The evidence does not reach either.
+    Undecided,
+}
+
+impl VerdictKind {
+    /// The name in files and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Adopt => "adopt",
+            Self::KeepDefault => "keep-default",
+            Self::Undecided => "undecided",
+        }
+    }
+}
+
+/// In which form an answer is deployed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AnswerKind {
+    /// Environment variables alone.
+    #[serde(rename = "env")]
+    Env,
+    /// Environment variables and a tuner table.
+    #[serde(rename = "env+table")]
+    EnvTable,
+    /// Environment variables and another file.
+    #[serde(rename = "env+file")]
+    EnvFile,
+    /// Server arguments.
+    #[serde(rename = "server")]
+    Server,
+}
+
+/// One deployable answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Answer {
+    /// For which profile.
+    pub profile: String,
+    /// In which form.
+    pub kind: AnswerKind,
+    /// The variables.
+    pub env: BTreeMap<String, String>,
+    /// Tuner table, by file name.
+    pub table: Option<String>,
+    /// Server arguments.
+    pub server_args: Vec<String>,
+}
+
+/// The objective for one batch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BatchObjective {
+    /// Concurrent sequences.
+    pub batch: u32,
+    /// Its share.
+    pub weight: f64,
+    /// Default, microseconds of measured collectives per pass.
+    pub baseline_us: Option<f64>,
+    /// The winner's; none unless adopted.
+    pub winner_us: Option<f64>,
+}
+
+/// The objective: a weighted geometric mean over batches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Objective {
+    /// Always "us_per_pass".
+    pub unit: String,
+    /// Weight per batch.
+    pub weights: BTreeMap<String, f64>,
+    /// Weighted geometric mean over batches, default.
+    pub baseline: Option<f64>,
+    /// The same for the winner; none unless adopted.
+    pub winner: Option<f64>,
+    /// Winner (or, without one, the best finalist) over default.
+    pub ratio: Option<f64>,
+    /// Its interval.
+    pub ratio_ci95: Option<[f64; 2]>,
+    /// Baseline and winner for each batch.
+    pub batches: Vec<BatchObjective>,
+}
+
+/// One point or guard point of the verdict.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PointVerdict {
+    /// The operation.
+    pub collective: Collective,
+    /// The element type.
+    pub dtype: DataType,
+    /// Message size.
+    pub bytes: u64,
+    /// Concurrent sequences.
+    pub batch: u32,
+    /// Calls per pass.
+    pub calls_per_pass: u32,
+    /// The batch's weight.
+    pub weight: f64,
+    /// Which part of serving.
+    pub phase: PointPhase,
+    /// Whether it was measured at all.
+    pub measured: bool,
+    /// Default.
+    pub baseline_us: Option<f64>,
+    /// Winner, or without one the best finalist that `env` does not hold.
+    pub winner_us: Option<f64>,
+    /// Trimmed mean ratio, and its interval.
+    pub ratio: Option<f64>,
+    /// Interval of the ratio.
+    pub ratio_ci95: Option<[f64; 2]>,
+    /// The smallest regression this run could have seen here, as a share.
+    pub margin: Option<f64>,
+    /// Whether the interval excludes a regression beyond the threshold.
+    pub safe: Option<bool>,
+    /// What ran.
+    pub effective: Option<Effective>,
+    /// What ran under the default.
+    pub effective_default: Option<Effective>,
+}
+
+/// An arm that may not ship.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Veto {
+    /// Which arm.
+    pub arm: ArmId,
+    /// Its name.
+    pub name: String,
+    /// Its variables.
+    pub env: BTreeMap<String, String>,
+    /// Why, with figures.
+    pub reason: String,
+}
+
+/// The thresholds that were applied.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Thresholds {
+    /// Smallest gain worth shipping.
+    pub min_gain: f64,
+    /// Largest regression allowed.
+    pub max_regression: f64,
+}
+
+/// How it was judged.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// The method, in words.
+    pub method: String,
+    /// Paired launches behind the verdict.
+    pub launches: u32,
+    /// Confidence of the intervals.
+    pub confidence: f64,
+    /// The seed of the run.
+    pub seed: u64,
+}
+
+/// What the answer costs in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Estimated additional device memory per rank, MiB.
+    pub device_mib_per_rank: Option<f64>,
+    /// Estimated additional host memory, MiB.
+    pub host_mib: Option<f64>,
+}
+
+/// What the search cost.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SearchSummary {
+    /// Arms, the default included.
+    pub arms: u32,
+    /// Cells measured, finals included.
+    pub measured_cells: u32,
+    /// Arms x points x 12, plus finals.
+    pub full_grid_cells: u32,
+    /// Seconds on the run's clock.
+    pub wall_s: f64,
+    /// Launches.
+    pub launches: u32,
+    /// "complete", "budget" or "interrupt".
+    pub stopped_by: String,
+}
+
+/// choice.json.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Format of this record.
+    pub format: u32,
+    /// The verdict.
+    pub verdict: VerdictKind,
+    /// Why, in a sentence or two.
+    pub reason: String,
+    /// No GPU was involved.
+    pub simulated: bool,
+    /// Numbers come from a recorded run.
+    pub replayed: bool,
+    /// Every label, in words.
+    pub labels: Vec<String>,
+    /// The winner's variables and the explicit pins.
+    pub env: BTreeMap<String, String>,
+    /// Inherited, configured or engine variables the verdict holds under.
+    pub required_environment: BTreeMap<String, String>,
+    /// Name of the adopted arm.
+    pub winner: Option<String>,
+    /// Deployable answers.
+    pub answers: Vec<Answer>,
+    /// The objective.
+    pub objective: Objective,
+    /// Each point.
+    pub points: Vec<PointVerdict>,
+    /// Each guard point.
+    pub guard: Vec<PointVerdict>,
+    /// Points the workers of this version cannot measure.
+    pub unmeasured: Vec<String>,
+    /// Arms that may not ship.
+    pub vetoed: Vec<Veto>,
+    /// Half-width of default against default at this launch count, as a share.
+    pub noise_floor: Option<f64>,
+    /// Thresholds applied.
+    pub thresholds: Thresholds,
+    /// How it was judged.
+    pub statistics: Statistics,
+    /// What it costs in memory.
+    pub memory: Memory,
+    /// Fingerprint of the machine.
+    pub fingerprint: String,
+    /// What the search cost.
+    pub search: SearchSummary,
+    /// End-to-end trials.
+    pub trials: Vec<serde_json::Value>,
+    /// Findings a reader should know: drift, resumed, redrawn launches.
+    pub notes: Vec<String>,
+}

@@ -1,0 +1,105 @@
+//! What a model's pass asks of the collectives.
+
+use serde::{Deserialize, Serialize};
+
+use crate::collective::{Collective, DataType};
+
+/// What identifies a measurement, whoever asks for it: two batches that pad to the same message
+/// share it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PointKey {
+    /// The operation.
+    pub collective: Collective,
+    /// The element type.
+    pub dtype: DataType,
+    /// The larger of send and receive buffer per rank, as nccl-tests and the tuner interface count.
+    pub bytes: u64,
+    /// Ranks taking part.
+    pub ranks: u32,
+}
+
+impl std::fmt::Display for PointKey {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} {} {} B x{}", self.collective, self.dtype, self.bytes, self.ranks)
+    }
+}
+
+/// Which part of serving a point belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PointPhase {
+    /// One token per sequence.
+    Decode,
+    /// The target checks several tokens per sequence.
+    Verify,
+    /// A chunk of a prompt.
+    Prefill,
+    /// A size the user named, part of no model.
+    Size,
+}
+
+impl PointPhase {
+    /// The name in files and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Decode => "decode",
+            Self::Verify => "verify",
+            Self::Prefill => "prefill",
+            Self::Size => "size",
+        }
+    }
+}
+
+/// One collective of one pass.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// The operation.
+    pub collective: Collective,
+    /// The element type.
+    pub dtype: DataType,
+    /// The larger of send and receive buffer per rank.
+    pub bytes: u64,
+    /// Ranks taking part.
+    pub ranks: u32,
+    /// How often one pass issues it.
+    pub calls_per_pass: u32,
+    /// Concurrent sequences before padding.
+    pub batch: u32,
+    /// The batch's share of the objective; the points of one batch carry the same weight.
+    pub weight: f64,
+    /// Which part of serving it belongs to.
+    pub phase: PointPhase,
+    /// Whether this version's workers can measure it. An unmeasured point decides nothing and is
+    /// listed as unmeasured in every answer.
+    pub measured: bool,
+    /// Where in the model it is issued, in words.
+    pub origin: String,
+}
+
+impl Point {
+    /// What identifies its measurement.
+    pub const fn key(&self) -> PointKey {
+        PointKey { collective: self.collective, dtype: self.dtype, bytes: self.bytes, ranks: self.ranks }
+    }
+}
+
+/// Points that decide, and a guard set that must not regress.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Workload {
+    /// Format of this record.
+    pub format: u32,
+    /// Model name or file name, for people.
+    pub model: String,
+    /// Engine whose rules were applied.
+    pub engine: String,
+    /// Tensor-parallel size.
+    pub tensor_parallel: u32,
+    /// Tokens the target checks per sequence and pass; 1 without speculation.
+    pub verify_tokens: u32,
+    /// The points of the objective.
+    pub points: Vec<Point>,
+    /// Sizes that must not regress: prefill chunks and their logits.
+    pub guard: Vec<Point>,
+    /// Everything that was assumed rather than read.
+    pub assumptions: Vec<String>,
+}
