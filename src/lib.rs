@@ -14,3 +14,12 @@ pub mod seed;
 pub mod units;
 // 1 records
 pub mod record;
+// 2 descriptions
+pub mod bindings;
+pub mod dynlib;
+// 3 tools
+pub mod probe;
+pub mod process;
+pub mod worker;
+// between tools and work
+pub mod discovery;

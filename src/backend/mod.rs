@@ -1,0 +1,121 @@
+//! What carries out a launch plan: NCCL on GPUs, a simulation, or a recorded run.
+//!
+//! All of them sit behind one method, so that everything above (search, journal, judgement, files)
+//! is the same code whatever measures.
+
+pub mod nccl;
+pub mod replay;
+pub mod simulated;
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use crate::error_kind::{Classified, ErrorKind};
+use crate::record::{Arm, Event, Phase, PointKey};
+
+/// One launch: fresh processes, and what they measure in which order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LaunchPlan {
+    /// Number of the launch in the run.
+    pub launch: u32,
+    /// Number of its block.
+    pub block: u32,
+    /// What the block is for.
+    pub phase: Phase,
+    /// Variables of the arms that must be there at process start; equal for all of them.
+    pub environment: BTreeMap<String, String>,
+    /// Communicators in order.
+    pub communicators: Vec<CommunicatorPlan>,
+    /// Milliseconds of timed replays per cell.
+    pub cell_time_ms: f64,
+    /// Seed of the data of this launch.
+    pub data_seed: u64,
+}
+
+/// One communicator: one arm at its points.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CommunicatorPlan {
+    /// The arm, whole.
+    pub arm: Arm,
+    /// Communicator-level variables: set, or taken out because an earlier communicator set them.
+    pub variables: BTreeMap<String, Option<String>>,
+    /// Points in order.
+    pub points: Vec<PointKey>,
+}
+
+impl LaunchPlan {
+    /// Cells of the launch.
+    pub fn cell_count(&self) -> usize {
+        self.communicators.iter().map(|communicator| communicator.points.len()).sum()
+    }
+}
+
+/// Why no further launch makes sense. Everything that concerns one arm is an event instead.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// The GPUs are in a state nothing can be measured in.
+    #[error("the GPUs no longer answer: {0}")]
+    GpuUnusable(String),
+    /// The machine is not what was found at the start.
+    #[error("the workers found another machine than doctor did: {0}")]
+    MachineChanged(String),
+    /// A process or file could not be made.
+    #[error("{0}")]
+    System(String),
+    /// A table or recording cannot be used.
+    #[error("{0}")]
+    Unusable(String),
+}
+
+impl Classified for BackendError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::GpuUnusable(_) | Self::MachineChanged(_) => ErrorKind::MachineUnfit,
+            Self::System(_) => ErrorKind::Unexpected,
+            Self::Unusable(_) => ErrorKind::Usage,
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::GpuUnusable(_) => Some(
+                "a hung GPU needs a reset or a reboot, which this tool never does; \
+                 what was measured is in the journal, and --resume goes on from there"
+                    .to_owned(),
+            ),
+            _ => None,
+        }
+    }
+}
+
+/// Where events go. `Break` asks the backend to end the launch at once.
+pub type Sink<'sink> = &'sink mut dyn FnMut(Event) -> ControlFlow<()>;
+
+/// Carries out launch plans.
+pub trait Backend {
+    /// Runs one launch to its end and tells everything that happens, from launch-started to
+    /// launch-ended.
+    fn run(&mut self, plan: &LaunchPlan, sink: Sink<'_>) -> Result<(), BackendError>;
+
+    /// Seconds a launch is likely to take, for plans and progress bars.
+    fn expected_s(&self, plan: &LaunchPlan) -> f64;
+
+    /// Findings about the backend itself that the verdict must carry ("3 launches were drawn again").
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// Collectives captured in one graph: enough to make the launch of the graph negligible, few enough
+/// to keep a replay of a big message short. It depends on nothing but the message, so that every arm
+/// is timed over the same graph.
+pub fn collectives_per_graph(point: PointKey) -> u32 {
+    let by_size = match point.bytes {
+        0..=1_048_576 => 64,
+        1_048_577..=4_194_304 => 32,
+        4_194_305..=16_777_216 => 8,
+        _ => 4,
+    };
+    // Longer chains of 16 ranks would leave bfloat16's range (worker/data_check.rs).
+    if point.ranks > 8 { by_size.min(48) } else { by_size }
+}

@@ -1,0 +1,207 @@
+//! A recorded run as a backend: the same campaign over numbers that were measured earlier.
+//!
+//! Keyed by (arm, point). Launches of an arm are handed out in the order in which they were
+//! recorded, all points of one launch together; when a plan wants more launches than were recorded,
+//! recorded ones are drawn again by the seed, which the verdict says.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use itertools::Itertools;
+use rand::RngExt;
+
+use super::{Backend, BackendError, LaunchPlan, Sink};
+use crate::record::{ArmId, CellMeasurement, Event, JournalLine, Outcome, OutcomeKind, Phase, PointKey};
+use crate::seed::Seed;
+
+/// The launches of one arm in one phase.
+#[derive(Debug, Default)]
+struct Recorded {
+    /// Per launch: its block and its cells.
+    launches: Vec<(u32, BTreeMap<PointKey, CellMeasurement>)>,
+    handed_out: usize,
+}
+
+/// The replay backend.
+pub struct ReplayBackend {
+    recorded: BTreeMap<(Phase, ArmId), Recorded>,
+    failures: BTreeMap<ArmId, Outcome>,
+    seed: Seed,
+    /// Launches are redrawn around the recorded medians with this spread, where a run holds too few.
+    assumed_noise: Option<f64>,
+    redrawn: u32,
+    blocks: BTreeMap<u32, u32>,
+    missing: BTreeSet<ArmId>,
+}
+
+impl ReplayBackend {
+    /// From the journal of a recorded run.
+    pub fn new(lines: &[JournalLine], seed: Seed, assumed_noise: Option<f64>) -> Result<Self, BackendError> {
+        let mut phases: BTreeMap<u32, Phase> = BTreeMap::new();
+        let mut recorded: BTreeMap<(Phase, ArmId), Recorded> = BTreeMap::new();
+        let mut failures = BTreeMap::new();
+        for line in lines {
+            match &line.event {
+                Event::BlockPlanned { block, phase, .. } => {
+                    phases.insert(*block, *phase);
+                }
+                Event::CellMeasured(cell) => {
+                    let Some(phase) = phases.get(&cell.block) else { continue };
+                    let of_arm = &mut recorded.entry((*phase, cell.arm.clone())).or_default().launches;
+                    match of_arm.last_mut() {
+                        Some((block, cells)) if *block == cell.block => {
+                            cells.insert(cell.point, cell.clone());
+                        }
+                        _ => of_arm.push((cell.block, BTreeMap::from([(cell.point, cell.clone())]))),
+                    }
+                }
+                Event::CellFailed { arm, outcome, .. } => {
+                    failures.insert(arm.clone(), outcome.clone());
+                }
+                _ => {}
+            }
+        }
+        if recorded.is_empty() {
+            return Err(BackendError::Unusable("the recorded run holds no measurement".to_owned()));
+        }
+        Ok(Self {
+            recorded,
+            failures,
+            seed,
+            assumed_noise,
+            redrawn: 0,
+            blocks: BTreeMap::new(),
+            missing: BTreeSet::new(),
+        })
+    }
+
+    /// The cells of the next launch of an arm. Where the recording ends, a recorded launch is drawn
+    /// by the block's own draw, the same for every arm of the block: arms that were measured side by
+    /// side stay side by side, so pairs stay pairs.
+    fn next_launch(&mut self, phase: Phase, arm: &ArmId, block: u32) -> Option<BTreeMap<PointKey, CellMeasurement>> {
+        let key = (phase, arm.clone());
+        let other = match phase {
+            Phase::Search => Phase::Final,
+            Phase::Final => Phase::Search,
+        };
+        // A finalist of this replay may not have been one in the recorded run; its search launches
+        // then stand in, which is said.
+        let key = if self.recorded.contains_key(&key) { key } else { (other, arm.clone()) };
+        let recorded = self.recorded.get_mut(&key)?;
+        let position = recorded.handed_out;
+        recorded.handed_out += 1;
+        if let Some((_, cells)) = recorded.launches.get(position)
+            && self.assumed_noise.is_none()
+        {
+            return Some(cells.clone());
+        }
+        if !self.blocks.contains_key(&block) {
+            self.redrawn += 1;
+        }
+        let draw = *self
+            .blocks
+            .entry(block)
+            .or_insert_with(|| self.seed.derive("replay-block", &block.to_string()).random());
+        let index = draw as usize % recorded.launches.len();
+        Some(recorded.launches[index].1.clone())
+    }
+}
+
+impl Backend for ReplayBackend {
+    fn run(&mut self, plan: &LaunchPlan, sink: Sink<'_>) -> Result<(), BackendError> {
+        let started =
+            Event::LaunchStarted { launch: plan.launch, block: plan.block, env: plan.environment.clone() };
+        if sink(started).is_break() {
+            return Ok(());
+        }
+        let mut duration_s = 0.0;
+        let mut position = 0;
+        for (index, communicator) in plan.communicators.iter().enumerate() {
+            let arm = &communicator.arm.id;
+            let cells = self.next_launch(plan.phase, arm, plan.block);
+            let missing = communicator
+                .points
+                .iter()
+                .find(|point| cells.as_ref().is_none_or(|cells| !cells.contains_key(point)));
+            if let Some(point) = missing {
+                // What the recorded run could not measure failed then; what it never tried is
+                // another matter.
+                let outcome = self.failures.get(arm).cloned().unwrap_or_else(|| {
+                    self.missing.insert(arm.clone());
+                    Outcome {
+                        kind: OutcomeKind::NotRecorded,
+                        detail: format!("the recorded run has no measurement at {point}"),
+                    }
+                });
+                let failed = Event::CellFailed {
+                    arm: arm.clone(),
+                    point: Some(*point),
+                    block: plan.block,
+                    launch: plan.launch,
+                    outcome,
+                    duration_s: 0.0,
+                };
+                if sink(failed).is_break() {
+                    return Ok(());
+                }
+                continue;
+            }
+            let factor = self.assumed_noise.map_or(1.0, |log_sd| {
+                let mut random = self.seed.derive("replay-noise", &format!("{}-{}-{arm}", plan.block, plan.launch));
+                let sum: f64 = (0..12).map(|_| random.random::<f64>()).sum();
+                ((sum - 6.0) * log_sd).exp()
+            });
+            for (point, cell) in cells.into_iter().flatten().sorted_by_key(|(_, cell)| cell.position) {
+                if !communicator.points.contains(&point) {
+                    continue;
+                }
+                duration_s += cell.duration_s;
+                let replays_us = cell.replays_us.iter().map(|us| us * factor).collect();
+                let replayed = Event::CellMeasured(CellMeasurement {
+                    block: plan.block,
+                    launch: plan.launch,
+                    communicator: index as u32,
+                    position,
+                    replays_us,
+                    ..cell
+                });
+                position += 1;
+                if sink(replayed).is_break() {
+                    return Ok(());
+                }
+            }
+        }
+        let _ = sink(Event::LaunchEnded {
+            launch: plan.launch,
+            duration_s,
+            set_by_environment: Vec::new(),
+            outcome: None,
+        });
+        Ok(())
+    }
+
+    fn expected_s(&self, _plan: &LaunchPlan) -> f64 {
+        0.0
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if let Some(noise) = self.assumed_noise {
+            notes.push(format!(
+                "launches were redrawn around the recorded ones with an assumed noise of {:.1} %",
+                noise * 100.0
+            ));
+        } else if self.redrawn > 0 {
+            notes.push(format!(
+                "{} blocks reach beyond the recorded launches; recorded ones were drawn again for them",
+                self.redrawn
+            ));
+        }
+        if !self.missing.is_empty() {
+            notes.push(format!(
+                "not in the recorded run: {}",
+                self.missing.iter().map(|arm| arm.0.as_str()).join(", ")
+            ));
+        }
+        notes
+    }
+}

@@ -1,0 +1,253 @@
+//! The CUDA driver through cudarc, reduced to what a worker and a probe need.
+//!
+//! cudarc panics when the driver library or a symbol of it is missing; [`driver_is_present`] is asked
+//! first, and a worker's panic is a crash with its message in the captured log.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError, result, sys};
+
+/// A CUDA call that failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{call}: {reason}")]
+pub struct CudaError {
+    /// What was tried, in words.
+    pub call: &'static str,
+    /// The driver's name for the error.
+    pub reason: String,
+    /// Whether memory ran out.
+    pub out_of_memory: bool,
+}
+
+fn cuda_error(call: &'static str) -> impl Fn(DriverError) -> CudaError {
+    move |error| CudaError {
+        call,
+        // Both texts come from the driver; the name alone is terse, the sentence alone unsearchable.
+        reason: match (error.error_name(), error.error_string()) {
+            (Ok(name), Ok(text)) => format!("{} ({})", name.to_string_lossy(), text.to_string_lossy()),
+            _ => format!("CUDA error {:?}", error.0),
+        },
+        out_of_memory: error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+    }
+}
+
+/// Whether a CUDA driver library can be loaded at all.
+#[expect(unsafe_code, reason = "foreign library")]
+pub fn driver_is_present() -> bool {
+    // SAFETY: it only tries to load the driver library.
+    unsafe { sys::is_culib_present() }
+}
+
+/// The CUDA version the driver offers, such as 13000, and the number of devices.
+#[expect(unsafe_code, reason = "foreign call")]
+pub fn driver_version_and_device_count() -> Result<(i32, i32), CudaError> {
+    result::init().map_err(cuda_error("could not initialise the CUDA driver"))?;
+    let mut version = 0;
+    // SAFETY: the pointer is to a live integer.
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }
+        .result()
+        .map_err(cuda_error("could not ask the CUDA driver for its version"))?;
+    let count = result::device::get_count().map_err(cuda_error("could not count the GPUs"))?;
+    Ok((version, count))
+}
+
+/// The PCI address of a device in CUDA's numbering, lower case.
+#[expect(unsafe_code, reason = "foreign call")]
+pub fn pci_bus_id(ordinal: u32) -> Result<String, CudaError> {
+    result::init().map_err(cuda_error("could not initialise the CUDA driver"))?;
+    let device = result::device::get(ordinal as i32).map_err(cuda_error("no such GPU"))?;
+    let mut text = [0_i8; 32];
+    // SAFETY: the buffer is as long as it is said to be; the driver terminates the string.
+    unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, device) }
+        .result()
+        .map_err(cuda_error("could not read a PCI address"))?;
+    let bytes: Vec<u8> = text.iter().take_while(|byte| **byte != 0).map(|byte| byte.cast_unsigned()).collect();
+    Ok(String::from_utf8_lossy(&bytes).to_ascii_lowercase())
+}
+
+/// Device memory, as an address that NCCL takes.
+#[derive(Debug, Clone, Copy)]
+pub struct DevicePointer(sys::CUdeviceptr);
+
+impl DevicePointer {
+    /// The address as a C pointer.
+    pub const fn as_raw(self) -> *mut c_void {
+        self.0 as *mut c_void
+    }
+}
+
+/// A stream, as a handle that NCCL takes.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamHandle(sys::CUstream);
+
+impl StreamHandle {
+    /// The handle as a C pointer.
+    pub const fn as_raw(self) -> *mut c_void {
+        self.0.cast()
+    }
+}
+
+/// One GPU with one stream, owned by one thread.
+pub struct Device {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+}
+
+impl Device {
+    /// Takes the device's primary context, makes it current, and opens a stream.
+    #[expect(unsafe_code, reason = "switches off cudarc's own event bookkeeping")]
+    pub fn open(ordinal: u32) -> Result<Self, CudaError> {
+        let context = CudaContext::new(ordinal as usize).map_err(cuda_error("could not open the GPU"))?;
+        // SAFETY: there is one stream, so nothing needs the ordering these events would give; left
+        // on, they are recorded outside a capture and waited for inside one, which CUDA forbids.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(cuda_error("could not open a stream"))?;
+        context.bind_to_thread().map_err(cuda_error("could not make the context current"))?;
+        Ok(Self { context, stream })
+    }
+
+    /// Product name.
+    pub fn name(&self) -> Result<String, CudaError> {
+        self.context.name().map_err(cuda_error("could not read the GPU's name"))
+    }
+
+    /// The stream as NCCL takes it.
+    pub fn stream(&self) -> StreamHandle {
+        StreamHandle(self.stream.cu_stream())
+    }
+
+    /// Waits until everything on the stream is done.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.stream.synchronize().map_err(cuda_error("waiting for the GPU"))?;
+        self.context.check_err().map_err(cuda_error("an earlier CUDA call"))
+    }
+
+    /// Plain device memory (cuMemAlloc), as PyTorch's allocator takes it from the driver. It is not
+    /// initialised; callers fill it before they read it.
+    #[expect(unsafe_code, reason = "foreign call")]
+    pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer, CudaError> {
+        self.context.bind_to_thread().map_err(cuda_error("could not make the context current"))?;
+        // SAFETY: the context is current; the memory is freed once, by the buffer's destructor.
+        let pointer = unsafe { result::malloc_sync(bytes) }.map_err(cuda_error("could not allocate GPU memory"))?;
+        Ok(DeviceBuffer { context: self.context.clone(), pointer, bytes })
+    }
+
+    /// Captures what `body` enqueues on the stream into a graph.
+    ///
+    /// The capture is always ended, also when `body` fails, because a stream left capturing refuses
+    /// every later call.
+    pub fn capture<E: From<CudaError>>(&self, body: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
+        self.stream
+            .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+            .map_err(cuda_error("could not begin a graph capture"))?;
+        let enqueued = body();
+        let ended = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        enqueued?;
+        let graph = ended
+            .map_err(cuda_error("could not end a graph capture"))?
+            .ok_or(CudaError { call: "graph capture", reason: "nothing was captured".to_owned(), out_of_memory: false })?;
+        graph.upload().map_err(cuda_error("could not upload a graph"))?;
+        Ok(Graph(graph))
+    }
+
+    /// A pair of events around a piece of work.
+    pub fn stopwatch(&self) -> Result<Stopwatch, CudaError> {
+        let event = || {
+            self.context
+                .new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))
+                .map_err(cuda_error("could not create an event"))
+        };
+        Ok(Stopwatch { start: event()?, end: event()? })
+    }
+
+    /// Enqueues a recording of the stopwatch's start.
+    pub fn record_start(&self, stopwatch: &Stopwatch) -> Result<(), CudaError> {
+        stopwatch.start.record(&self.stream).map_err(cuda_error("could not record an event"))
+    }
+
+    /// Enqueues a recording of the stopwatch's end.
+    pub fn record_end(&self, stopwatch: &Stopwatch) -> Result<(), CudaError> {
+        stopwatch.end.record(&self.stream).map_err(cuda_error("could not record an event"))
+    }
+
+    /// Enqueues a copy of the first `bytes` of one buffer over another.
+    #[expect(unsafe_code, reason = "foreign call")]
+    pub fn copy(&self, from: &DeviceBuffer, to: &DeviceBuffer, bytes: usize) -> Result<(), CudaError> {
+        assert!(bytes <= from.bytes && bytes <= to.bytes, "a copy stays inside both buffers");
+        // SAFETY: both ranges are inside living allocations (asserted above).
+        unsafe { result::memcpy_dtod_async(to.pointer, from.pointer, bytes, self.stream.cu_stream()) }
+            .map_err(cuda_error("could not enqueue a copy"))
+    }
+}
+
+/// Device memory that is freed with its owner.
+pub struct DeviceBuffer {
+    context: Arc<CudaContext>,
+    pointer: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+impl DeviceBuffer {
+    /// The address.
+    pub const fn pointer(&self) -> DevicePointer {
+        DevicePointer(self.pointer)
+    }
+
+    /// Size in bytes.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Writes from the host, starting `offset` bytes into the buffer, and waits.
+    #[expect(unsafe_code, reason = "foreign call")]
+    pub fn write(&self, offset: usize, data: &[u16]) -> Result<(), CudaError> {
+        assert!(offset + size_of_val(data) <= self.bytes, "a write stays inside the buffer");
+        // SAFETY: the range is inside a living allocation (asserted above).
+        unsafe { result::memcpy_htod_sync(self.pointer + offset as u64, data) }
+            .map_err(cuda_error("could not copy to the GPU"))
+    }
+
+    /// Reads to the host, starting `offset` bytes into the buffer, and waits.
+    #[expect(unsafe_code, reason = "foreign call")]
+    pub fn read(&self, offset: usize, data: &mut [u16]) -> Result<(), CudaError> {
+        assert!(offset + size_of_val(data) <= self.bytes, "a read stays inside the buffer");
+        // SAFETY: the range is inside a living allocation (asserted above).
+        unsafe { result::memcpy_dtoh_sync(data, self.pointer + offset as u64) }
+            .map_err(cuda_error("could not copy from the GPU"))
+    }
+}
+
+impl Drop for DeviceBuffer {
+    #[expect(unsafe_code, reason = "foreign call")]
+    fn drop(&mut self) {
+        // SAFETY: allocated by `allocate` and freed only here. A failure here means the context is
+        // broken, which every later call reports; there is nobody to tell from a destructor.
+        let _ = self.context.bind_to_thread().and_then(|()| unsafe { result::free_sync(self.pointer) });
+    }
+}
+
+/// A captured and instantiated graph. It must be dropped before the communicator it captured is
+/// destroyed.
+pub struct Graph(CudaGraph);
+
+impl Graph {
+    /// Enqueues one replay.
+    pub fn launch(&self) -> Result<(), CudaError> {
+        self.0.launch().map_err(cuda_error("could not launch a graph"))
+    }
+}
+
+/// Two events whose distance is a time.
+pub struct Stopwatch {
+    start: CudaEvent,
+    end: CudaEvent,
+}
+
+impl Stopwatch {
+    /// Microseconds between the two, once the stream is synchronized.
+    pub fn elapsed_us(&self) -> Result<f64, CudaError> {
+        let milliseconds = self.start.elapsed_ms(&self.end).map_err(cuda_error("could not read a timing"))?;
+        Ok(f64::from(milliseconds) * 1000.0)
+    }
+}

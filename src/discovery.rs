@@ -1,0 +1,379 @@
+//! What is this machine? Asked through a probe process with a deadline.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::canonical::Fingerprint;
+use crate::clock::Deadline;
+use crate::error_kind::{Classified, ErrorKind};
+use crate::machine::{Gpu, LibrarySource, Machine, NcclLibrary};
+use crate::probe::{PROBE_ARGUMENT, ProbeReport, Question};
+use crate::process::{ChildEvent, ChildSpec, Supervisor, SupervisorError};
+
+/// How long the driver may take to say what is there. A cold driver without persistence needs
+/// several seconds per GPU.
+const MACHINE_WAIT: Duration = Duration::from_secs(60);
+/// How long loading libnccl may take from a cold disk.
+const NCCL_WAIT: Duration = Duration::from_secs(60);
+/// How long a GPU may take to copy a page.
+const ANSWER_WAIT: Duration = Duration::from_secs(30);
+
+/// Why the machine could not be described.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscoveryError {
+    /// The probe could not be started.
+    #[error(transparent)]
+    Supervisor(#[from] SupervisorError),
+    /// The driver did not answer in time.
+    #[error("the NVIDIA driver did not answer within {seconds} s while {doing}")]
+    NoAnswer {
+        /// How long it was waited for.
+        seconds: u64,
+        /// What was asked.
+        doing: &'static str,
+    },
+    /// The probe ended without an answer.
+    #[error("asking the NVIDIA driver failed while {doing}: {detail}")]
+    ProbeFailed {
+        /// What was asked.
+        doing: &'static str,
+        /// How it ended and its last words.
+        detail: String,
+    },
+    /// The driver is there but cannot be used.
+    #[error("an NVIDIA driver is installed but cannot be used: {0}")]
+    DriverUnusable(String),
+    /// There is no GPU.
+    #[error("the NVIDIA driver shows no GPU to this process")]
+    NoGpu,
+    /// A device that was asked for does not exist.
+    #[error("there is no GPU {wanted:?}; there are: {known}")]
+    UnknownDevice {
+        /// What was asked for.
+        wanted: String,
+        /// What there is.
+        known: String,
+    },
+    /// No libnccl was found.
+    #[error("no NCCL library found: {0}")]
+    NcclNotFound(String),
+    /// The chosen libnccl cannot be used.
+    #[error("the NCCL library {path} cannot be used: {reason}")]
+    NcclUnusable {
+        /// The library.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Classified for DiscoveryError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Supervisor(error) => error.kind(),
+            Self::UnknownDevice { .. } => ErrorKind::Usage,
+            _ => ErrorKind::MachineUnfit,
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::DriverUnusable(_) | Self::NoAnswer { .. } | Self::ProbeFailed { .. } => Some(
+                "run `nvidia-smi`; if it fails or hangs too, the driver needs attention first. \
+                 To see the tool work without GPUs: `nccltune tune --backend simulated`"
+                    .to_owned(),
+            ),
+            Self::NoGpu => Some("CUDA_VISIBLE_DEVICES may hide them, or the container was started without them".to_owned()),
+            Self::NcclNotFound(_) => Some(
+                "name it with --nccl-lib PATH, best the one your server loads \
+                 (in a Python environment: site-packages/nvidia/nccl/lib/libnccl.so.2)"
+                    .to_owned(),
+            ),
+            _ => None,
+        }
+    }
+}
+
+/// Whether an NVIDIA driver is installed here, told by what a driver leaves in the system and by
+/// whether its library can be loaded. Anything of it counts: a driver that is half there must be
+/// reported as broken, never be mistaken for a machine without GPUs.
+pub fn driver_is_installed(report: &ProbeReport) -> bool {
+    report.cuda_library
+        || report.driver.is_some()
+        || ["/proc/driver/nvidia/version", "/dev/nvidiactl", "/sys/module/nvidia"]
+            .iter()
+            .any(|path| Path::new(path).exists())
+}
+
+/// Asks one question in a child.
+pub fn ask(
+    supervisor: &Supervisor,
+    question: &Question,
+    environment: &BTreeMap<String, String>,
+) -> Result<ProbeReport, DiscoveryError> {
+    let (wait, doing) = match question {
+        Question::Machine => (MACHINE_WAIT, "listing the GPUs"),
+        Question::Nccl(_) => (NCCL_WAIT, "loading NCCL"),
+        Question::Answers(_) => (ANSWER_WAIT, "copying a page on every GPU"),
+    };
+    let arguments = std::iter::once(PROBE_ARGUMENT.to_owned()).chain(question.arguments()).collect();
+    let mut group = supervisor.start_group(vec![ChildSpec { arguments, environment: environment.clone() }])?;
+    let deadline = Deadline::after(wait);
+    let mut answer = None;
+    let mut ended = None;
+    while ended.is_none() && answer.is_none() {
+        match group.receive(deadline) {
+            Some(ChildEvent::Frame { line, .. }) => answer = Some(line),
+            Some(ChildEvent::BadFrame { reason, .. }) => {
+                return Err(DiscoveryError::ProbeFailed { doing, detail: reason });
+            }
+            Some(ChildEvent::Exited { exit, .. }) => ended = Some(exit),
+            None => return Err(DiscoveryError::NoAnswer { seconds: wait.as_secs(), doing }),
+        }
+    }
+    let failed = |what: String, words: String| DiscoveryError::ProbeFailed {
+        doing,
+        detail: if words.is_empty() { what } else { format!("{what}; last words: {words}") },
+    };
+    let words = group.last_log_lines(0, 3);
+    group.stop(Duration::from_millis(500));
+    match (answer, ended) {
+        (Some(line), _) => serde_json::from_str(&line).map_err(|error| failed(error.to_string(), words)),
+        (None, Some(exit)) => Err(failed(exit.to_string(), words)),
+        (None, None) => Err(failed("no answer".to_owned(), words)),
+    }
+}
+
+/// The machine behind a report: the GPUs that CUDA shows to this process, in PCI order.
+pub fn machine_of(report: &ProbeReport) -> Result<Machine, DiscoveryError> {
+    if let Some(error) = &report.cuda_error {
+        return Err(DiscoveryError::DriverUnusable(error.clone()));
+    }
+    if report.gpus.is_empty() && let Some(error) = &report.nvml_error {
+        return Err(DiscoveryError::DriverUnusable(error.clone()));
+    }
+    let mut gpus = Vec::new();
+    for (ordinal, address) in report.cuda_devices.iter().enumerate() {
+        match report.gpus.iter().find(|gpu| gpu.pci_bus_id == *address) {
+            Some(gpu) => gpus.push(Gpu { index: ordinal as u32, ..gpu.clone() }),
+            None => {
+                return Err(DiscoveryError::DriverUnusable(format!(
+                    "CUDA shows a GPU at {address} that NVML does not know"
+                )));
+            }
+        }
+    }
+    if gpus.is_empty() {
+        return Err(DiscoveryError::NoGpu);
+    }
+    Ok(Machine {
+        name: Machine::describe_gpus(&gpus),
+        driver: report.driver.clone(),
+        cuda_driver_version: report.cuda_driver_version,
+        cpu: cpu_model(),
+        gpus,
+    })
+}
+
+fn cpu_model() -> Option<String> {
+    let text = fs_err::read_to_string("/proc/cpuinfo").ok()?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("model name").and_then(|rest| rest.split_once(':')))
+        .map(|(_, name)| name.trim().chars().take(120).collect())
+}
+
+/// The GPUs that `--devices` names (positions in PCI order, or UUIDs), as indices; all without it.
+pub fn select_devices(machine: &Machine, wanted: &[String]) -> Result<Vec<u32>, DiscoveryError> {
+    if wanted.is_empty() {
+        return Ok(machine.gpus.iter().map(|gpu| gpu.index).collect());
+    }
+    let known = || machine.gpus.iter().map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)).collect::<Vec<_>>().join(", ");
+    let mut devices = Vec::new();
+    for name in wanted {
+        let found = machine
+            .gpus
+            .iter()
+            .find(|gpu| gpu.uuid.eq_ignore_ascii_case(name) || name.parse() == Ok(gpu.index))
+            .ok_or_else(|| DiscoveryError::UnknownDevice { wanted: name.clone(), known: known() })?;
+        if !devices.contains(&found.index) {
+            devices.push(found.index);
+        }
+    }
+    devices.sort_unstable();
+    Ok(devices)
+}
+
+/// Candidate libraries, without loading any.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NcclCandidates {
+    /// Named by the user.
+    pub user: Option<PathBuf>,
+    /// In the nvidia-nccl package of the Python environment on PATH.
+    pub python: Vec<PathBuf>,
+}
+
+/// Looks for libnccl where servers get it from: the Python environment that `python3` on PATH
+/// belongs to (its virtual environment, else its installation). Nothing is executed.
+pub fn nccl_candidates(user: Option<&Path>, environment: &BTreeMap<String, String>) -> NcclCandidates {
+    let mut prefixes: Vec<PathBuf> = Vec::new();
+    for name in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
+        prefixes.extend(environment.get(name).map(PathBuf::from));
+    }
+    let path = environment.get("PATH").map_or("", String::as_str);
+    for folder in path.split(':').filter(|folder| !folder.is_empty()) {
+        let python = Path::new(folder).join("python3");
+        if python.exists() {
+            // A virtual environment's python3 is a link to the real one; its packages are beside
+            // the link, a plain installation's beside the target.
+            prefixes.extend(Path::new(folder).parent().map(Path::to_owned));
+            if let Ok(real) = fs_err::canonicalize(&python) {
+                prefixes.extend(real.parent().and_then(Path::parent).map(Path::to_owned));
+            }
+            break;
+        }
+    }
+    let mut python = Vec::new();
+    for prefix in prefixes {
+        for library in ["lib", "lib64"] {
+            let Ok(entries) = fs_err::read_dir(prefix.join(library)) else { continue };
+            for entry in entries.flatten().take(1000) {
+                if !entry.file_name().to_string_lossy().starts_with("python3") {
+                    continue;
+                }
+                for packages in ["site-packages", "dist-packages"] {
+                    let candidate = entry.path().join(packages).join("nvidia/nccl/lib/libnccl.so.2");
+                    if let Ok(real) = fs_err::canonicalize(&candidate)
+                        && !python.contains(&real)
+                    {
+                        python.push(real);
+                    }
+                }
+            }
+        }
+    }
+    NcclCandidates { user: user.map(Path::to_owned), python }
+}
+
+/// Loads the library that will be used in a probe, and names it: the user's, else the Python
+/// environment's, else the loader's.
+pub fn choose_nccl(
+    supervisor: &Supervisor,
+    candidates: &NcclCandidates,
+    environment: &BTreeMap<String, String>,
+) -> Result<NcclLibrary, DiscoveryError> {
+    let (path, source) = match (&candidates.user, candidates.python.first()) {
+        (Some(path), _) => {
+            let real = fs_err::canonicalize(path).map_err(|error| DiscoveryError::NcclUnusable {
+                path: path.clone(),
+                reason: error.to_string(),
+            })?;
+            (Some(real), LibrarySource::User)
+        }
+        (None, Some(path)) => (Some(path.clone()), LibrarySource::PythonEnvironment),
+        (None, None) => (None, LibrarySource::Loader),
+    };
+    let question = Question::Nccl(path.as_ref().map(|path| path.to_string_lossy().into_owned()));
+    let report = ask(supervisor, &question, environment)?;
+    let (Some(version), Some(path)) = (report.nccl_version, report.nccl_path) else {
+        let reason = report.nccl_error.unwrap_or_else(|| "no version".to_owned());
+        return Err(match path {
+            Some(path) => DiscoveryError::NcclUnusable { path, reason },
+            None => DiscoveryError::NcclNotFound(format!(
+                "no nvidia-nccl package in the Python environment on PATH, and the loader says: {reason}"
+            )),
+        });
+    };
+    let unreadable = |error: std::io::Error| DiscoveryError::NcclUnusable {
+        path: PathBuf::from(&path),
+        reason: error.to_string(),
+    };
+    let file = fs_err::File::open(&path).map_err(unreadable)?;
+    let sha256 = Fingerprint::of_reader(file).map_err(unreadable)?.as_str().to_owned();
+    Ok(NcclLibrary { path, version, sha256, source })
+}
+
+/// Whether these GPUs still answer, asked after something went wrong on them.
+pub fn gpus_answer(
+    supervisor: &Supervisor,
+    devices: &[u32],
+    environment: &BTreeMap<String, String>,
+) -> Result<(), DiscoveryError> {
+    let report = ask(supervisor, &Question::Answers(devices.to_vec()), environment)?;
+    match report.cuda_error {
+        None => Ok(()),
+        Some(error) => Err(DiscoveryError::DriverUnusable(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(index: u32, address: &str) -> Gpu {
+        Gpu {
+            index,
+            uuid: format!("GPU-{index}"),
+            name: "NVIDIA Test".to_owned(),
+            pci_bus_id: address.to_owned(),
+            memory_total_mib: Some(96_000),
+            memory_free_mib: Some(95_000),
+            compute_capability: Some([12, 0]),
+            pcie_generation: Some([5, 5]),
+            pcie_width: Some([16, 16]),
+            nvlinks: None,
+            utilization_percent: Some(0),
+            process_ids: Vec::new(),
+        }
+    }
+
+    fn report() -> ProbeReport {
+        ProbeReport {
+            cuda_library: true,
+            cuda_devices: vec!["0000:2b:00.0".to_owned(), "0000:3b:00.0".to_owned()],
+            gpus: vec![gpu(0, "0000:3b:00.0"), gpu(1, "0000:2b:00.0"), gpu(2, "0000:4b:00.0")],
+            ..ProbeReport::default()
+        }
+    }
+
+    #[test]
+    fn the_machine_holds_what_cuda_shows_in_its_order() {
+        let machine = machine_of(&report()).unwrap();
+        let uuids: Vec<&str> = machine.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        assert_eq!(uuids, ["GPU-1", "GPU-0"], "NVML's numbering is not CUDA's");
+        assert_eq!(machine.gpus[0].index, 0);
+        assert_eq!(machine.name, "2x NVIDIA Test");
+    }
+
+    #[test]
+    fn a_driver_that_is_there_but_broken_is_not_a_machine_without_gpus() {
+        let broken = ProbeReport { cuda_error: Some("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH".to_owned()), ..report() };
+        let error = machine_of(&broken).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::MachineUnfit);
+        assert!(driver_is_installed(&broken));
+    }
+
+    #[test]
+    fn devices_are_chosen_by_position_or_identity() {
+        let machine = machine_of(&report()).unwrap();
+        assert_eq!(select_devices(&machine, &[]).unwrap(), [0, 1]);
+        assert_eq!(select_devices(&machine, &["gpu-0".to_owned(), "0".to_owned()]).unwrap(), [0, 1]);
+        let error = select_devices(&machine, &["7".to_owned()]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage);
+    }
+
+    #[test]
+    fn the_python_environment_on_the_path_is_searched_without_running_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join("venv/lib/python3.12/site-packages/nvidia/nccl/lib");
+        fs_err::create_dir_all(&library).unwrap();
+        fs_err::write(library.join("libnccl.so.2"), "not a library").unwrap();
+        fs_err::create_dir_all(folder.path().join("venv/bin")).unwrap();
+        fs_err::write(folder.path().join("venv/bin/python3"), "#!/bin/false").unwrap();
+        let environment =
+            BTreeMap::from([("PATH".to_owned(), folder.path().join("venv/bin").to_string_lossy().into_owned())]);
+        let candidates = nccl_candidates(None, &environment);
+        assert_eq!(candidates.python.len(), 1);
+        assert!(candidates.python[0].ends_with("nvidia/nccl/lib/libnccl.so.2"));
+    }
+}

@@ -1,0 +1,132 @@
+//! The one loader for shared libraries that are opened by path.
+//!
+//! A library is loaded by absolute path, so that what was measured can be named: its path, version
+//! and SHA-256 go into the manifest. Status codes cross the boundary as plain integers, because a
+//! code this version does not know must never become an invalid Rust enum.
+
+use std::path::{Path, PathBuf};
+
+/// Why a library could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DynamicLibraryError {
+    /// The dynamic loader refused it.
+    #[error("could not load {path}: {reason}")]
+    Load {
+        /// The library.
+        path: PathBuf,
+        /// The loader's words.
+        reason: String,
+    },
+    /// It lacks a function this tool needs.
+    #[error("{path} has no function {symbol}; it is not the library it should be, or far too old")]
+    Symbol {
+        /// The library.
+        path: PathBuf,
+        /// The missing function.
+        symbol: &'static str,
+    },
+}
+
+/// Opens a library.
+///
+/// # Safety
+///
+/// Loading runs the library's initialisers with this process's rights. The caller vouches that the
+/// user chose this library.
+#[expect(unsafe_code, reason = "loading a library runs its initialisers")]
+pub unsafe fn open(path: &Path) -> Result<libloading::Library, DynamicLibraryError> {
+    // SAFETY: passed on to the caller, who vouches for the library.
+    unsafe { libloading::Library::new(path) }
+        .map_err(|error| DynamicLibraryError::Load { path: path.to_owned(), reason: error.to_string() })
+}
+
+/// Declares a struct of function pointers that is filled from a shared library.
+///
+/// The library is kept open as long as the struct lives, which is what makes calling the pointers
+/// sound; each call's own contract is the caller's.
+#[macro_export]
+macro_rules! dynamic_library {
+    (
+        $(#[$meta:meta])*
+        $visibility:vis struct $name:ident {
+            $( fn $symbol:ident ( $( $argument:ident : $type:ty ),* $(,)? ) -> $result:ty; )+
+        }
+    ) => {
+        $(#[$meta])*
+        #[allow(non_snake_case, reason = "functions keep the names the library exports")]
+        $visibility struct $name {
+            $( pub(crate) $symbol: unsafe extern "C" fn( $( $type ),* ) -> $result, )+
+            // Last, so that it is dropped after the pointers that need it.
+            _library: libloading::Library,
+        }
+
+        impl $name {
+            /// Loads the library and looks up every function.
+            ///
+            /// # Safety
+            ///
+            /// The library must be what the signatures above describe.
+            #[expect(unsafe_code, reason = "symbols of a foreign library")]
+            #[allow(non_snake_case, reason = "functions keep the names the library exports")]
+            pub(crate) unsafe fn load(path: &std::path::Path) -> Result<Self, $crate::dynlib::DynamicLibraryError> {
+                // SAFETY: passed on to the caller.
+                let library = unsafe { $crate::dynlib::open(path) }?;
+                $(
+                    // SAFETY: the caller vouches that the symbol has this signature; the pointer is
+                    // copied out and stays valid because the library is kept in the struct.
+                    let $symbol = unsafe {
+                        *library
+                            .get::<unsafe extern "C" fn( $( $type ),* ) -> $result>(
+                                concat!(stringify!($symbol), "\0").as_bytes(),
+                            )
+                            .map_err(|_| $crate::dynlib::DynamicLibraryError::Symbol {
+                                path: path.to_owned(),
+                                symbol: stringify!($symbol),
+                            })?
+                    };
+                )+
+                Ok(Self { $( $symbol, )+ _library: library })
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    dynamic_library! {
+        /// A library every Linux machine has.
+        struct Mathematics {
+            fn cos(angle: f64) -> f64;
+        }
+    }
+
+    dynamic_library! {
+        /// A function nobody exports.
+        struct Nonsense {
+            fn surely_not_exported_anywhere() -> i32;
+        }
+    }
+
+    #[test]
+    #[expect(unsafe_code, reason = "calls into the C mathematics library")]
+    fn functions_are_found_and_called() {
+        // SAFETY: libm.so.6 exports cos with this signature.
+        let mathematics = unsafe { Mathematics::load(Path::new("libm.so.6")) }.unwrap();
+        // SAFETY: cos takes any double.
+        let one = unsafe { (mathematics.cos)(0.0) };
+        assert!((one - 1.0).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    #[expect(unsafe_code, reason = "loads libraries")]
+    fn a_missing_library_and_a_missing_function_are_named() {
+        // SAFETY: nothing is called.
+        let error = unsafe { Nonsense::load(Path::new("/nonexistent/libnccl.so.2")) }.err().unwrap();
+        assert!(error.to_string().contains("/nonexistent/libnccl.so.2"), "{error}");
+        // SAFETY: nothing is called.
+        let error = unsafe { Nonsense::load(Path::new("libm.so.6")) }.err().unwrap();
+        assert!(error.to_string().contains("surely_not_exported_anywhere"), "{error}");
+    }
+}

@@ -1,0 +1,469 @@
+//! What the events add up to: a fold, and the only thing that search, choice and report know about
+//! samples.
+//!
+//! The launch is the unit. A cell's value is the median over its replays of the slowest rank's time;
+//! pairs are formed inside a block only, never across a resume, since a block is what was measured
+//! side by side.
+
+use std::collections::BTreeMap;
+
+use crate::record::{
+    Arm, ArmId, CellMeasurement, Effective, Event, Flag, JournalLine, OutcomeKind, Phase, Point, PointKey, SetLine,
+    Workload,
+};
+use crate::stats;
+
+/// One arm at one point in one launch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LaunchValue {
+    /// The block it belongs to.
+    pub block: u32,
+    /// The launch.
+    pub launch: u32,
+    /// Median over replays, microseconds per collective.
+    pub median_us: f64,
+    /// Mean over replays.
+    pub mean_us: f64,
+    /// 99th percentile over replays.
+    pub p99_us: f64,
+    /// What ran.
+    pub effective: Effective,
+    /// What was odd.
+    pub flags: Vec<Flag>,
+}
+
+/// A failure that was seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// Which arm.
+    pub arm: ArmId,
+    /// In which block.
+    pub block: u32,
+    /// How.
+    pub kind: OutcomeKind,
+    /// In words.
+    pub detail: String,
+}
+
+/// The fold.
+#[derive(Debug, Clone, Default)]
+pub struct Evidence {
+    phases: BTreeMap<u32, Phase>,
+    cells: BTreeMap<(Phase, ArmId, PointKey), Vec<LaunchValue>>,
+    failures: Vec<Failure>,
+    planned: BTreeMap<u32, Vec<ArmId>>,
+    ended_blocks: Vec<u32>,
+    finalists: Option<(Vec<ArmId>, u32, String)>,
+    dropped: Vec<(ArmId, String)>,
+    set_lines: BTreeMap<u32, Vec<SetLine>>,
+    launches: u32,
+    measured_cells: u32,
+    duration_s: f64,
+    segments: u32,
+    segment_starts: Vec<u32>,
+}
+
+impl Evidence {
+    /// Everything in a journal.
+    pub fn of(lines: &[JournalLine]) -> Self {
+        let mut evidence = Self::default();
+        for line in lines {
+            evidence.tell(&line.event);
+        }
+        evidence
+    }
+
+    /// Takes in one event.
+    pub fn tell(&mut self, event: &Event) {
+        match event {
+            Event::BlockPlanned { block, phase, launches } => {
+                self.phases.insert(*block, *phase);
+                let arms = launches.iter().flat_map(|launch| launch.arms.iter().cloned()).collect();
+                self.planned.insert(*block, arms);
+            }
+            Event::CellMeasured(cell) => self.tell_cell(cell),
+            Event::CellFailed { arm, block, outcome, .. } => self.failures.push(Failure {
+                arm: arm.clone(),
+                block: *block,
+                kind: outcome.kind,
+                detail: outcome.detail.clone(),
+            }),
+            Event::LaunchEnded { launch, duration_s, set_by_environment, .. } => {
+                self.launches += 1;
+                self.duration_s += duration_s;
+                self.set_lines.insert(*launch, set_by_environment.clone());
+            }
+            Event::BlockEnded { block } => self.ended_blocks.push(*block),
+            Event::FinalistsChosen { arms, launches, reason } => {
+                self.finalists = Some((arms.clone(), *launches, reason.clone()));
+            }
+            Event::FinalistDropped { arm, detail, .. } => self.dropped.push((arm.clone(), detail.clone())),
+            Event::RunResumed { segment, .. } => {
+                self.segments = *segment;
+                self.segment_starts.push(self.next_block());
+            }
+            Event::RunOpened { .. }
+            | Event::LaunchStarted { .. }
+            | Event::RunInterrupted { .. }
+            | Event::RunFinished => {}
+        }
+    }
+
+    fn tell_cell(&mut self, cell: &CellMeasurement) {
+        let Some(phase) = self.phases.get(&cell.block).copied() else { return };
+        let (Some(median_us), Some(mean_us), Some(p99_us)) = (
+            stats::median(&cell.replays_us),
+            stats::mean(&cell.replays_us),
+            stats::quantile(&cell.replays_us, 0.99),
+        ) else {
+            return;
+        };
+        self.measured_cells += 1;
+        self.cells.entry((phase, cell.arm.clone(), cell.point)).or_default().push(LaunchValue {
+            block: cell.block,
+            launch: cell.launch,
+            median_us,
+            mean_us,
+            p99_us,
+            effective: cell.effective.clone(),
+            flags: cell.flags.clone(),
+        });
+    }
+
+    /// Launch values of an arm at a point, in the order they were measured.
+    pub fn values(&self, phase: Phase, arm: &ArmId, point: PointKey) -> &[LaunchValue] {
+        self.cells.get(&(phase, arm.clone(), point)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Launch values of both phases: what a table shows for an arm that never reached the final.
+    pub fn all_values(&self, arm: &ArmId, point: PointKey) -> Vec<&LaunchValue> {
+        [Phase::Search, Phase::Final].into_iter().flat_map(|phase| self.values(phase, arm, point)).collect()
+    }
+
+    /// (arm, default) medians of the same block, with the block.
+    pub fn pairs(&self, phase: Phase, arm: &ArmId, default: &ArmId, point: PointKey) -> Vec<(u32, f64, f64)> {
+        let baseline = self.values(phase, default, point);
+        self.values(phase, arm, point)
+            .iter()
+            .filter_map(|value| {
+                let beside = baseline.iter().find(|other| other.block == value.block)?;
+                Some((value.block, value.median_us, beside.median_us))
+            })
+            .collect()
+    }
+
+    /// The objective of an arm against the default, one log ratio per block in which both were
+    /// measured at every point of the objective: the weighted mean over batches of
+    /// ln(sum of calls x median / the default's).
+    pub fn objective_log_ratios(
+        &self,
+        phase: Phase,
+        arm: &ArmId,
+        default: &ArmId,
+        objective: &Objective,
+    ) -> Vec<f64> {
+        let mut blocks: Vec<u32> = self
+            .phases
+            .iter()
+            .filter(|(_, of)| **of == phase)
+            .map(|(block, _)| *block)
+            .collect();
+        blocks.sort_unstable();
+        blocks
+            .into_iter()
+            .filter_map(|block| {
+                let value = |arm: &ArmId, point: PointKey| {
+                    self.values(phase, arm, point).iter().find(|value| value.block == block).map(|value| value.median_us)
+                };
+                objective.log_ratio(|point| Some((value(arm, point)?, value(default, point)?)))
+            })
+            .collect()
+    }
+
+    /// Failures of an arm.
+    pub fn failures_of(&self, arm: &ArmId) -> Vec<&Failure> {
+        self.failures.iter().filter(|failure| failure.arm == *arm).collect()
+    }
+
+    /// All failures.
+    pub fn failures(&self) -> &[Failure] {
+        &self.failures
+    }
+
+    /// Blocks of a phase that are complete.
+    pub fn ended_blocks(&self, phase: Phase) -> Vec<u32> {
+        self.ended_blocks.iter().copied().filter(|block| self.phases.get(block) == Some(&phase)).collect()
+    }
+
+    /// The number the next block gets.
+    pub fn next_block(&self) -> u32 {
+        self.phases.keys().next_back().map_or(0, |last| last + 1)
+    }
+
+    /// A block that was begun and not ended: its number, phase, and the arms that have neither a
+    /// complete measurement nor a failure in it.
+    pub fn open_block(&self, points: &[PointKey]) -> Option<(u32, Phase, Vec<ArmId>)> {
+        let (block, arms) = self.planned.iter().next_back()?;
+        if self.ended_blocks.contains(block) {
+            return None;
+        }
+        let phase = *self.phases.get(block)?;
+        let missing = arms
+            .iter()
+            .filter(|arm| {
+                let measured = points
+                    .iter()
+                    .all(|point| self.values(phase, arm, *point).iter().any(|value| value.block == *block));
+                let failed = self.failures.iter().any(|failure| failure.arm == **arm && failure.block == *block);
+                !measured && !failed
+            })
+            .cloned()
+            .collect();
+        Some((*block, phase, missing))
+    }
+
+    /// Finalists, planned launches and the reason, once chosen.
+    pub fn finalists(&self) -> Option<(&[ArmId], u32, &str)> {
+        self.finalists.as_ref().map(|(arms, launches, reason)| (arms.as_slice(), *launches, reason.as_str()))
+    }
+
+    /// Finalists that left early, with the figures behind it.
+    pub fn dropped(&self) -> &[(ArmId, String)] {
+        &self.dropped
+    }
+
+    /// "set by environment" lines of a launch.
+    pub fn set_lines(&self, launch: u32) -> &[SetLine] {
+        self.set_lines.get(&launch).map_or(&[], Vec::as_slice)
+    }
+
+    /// Launches that ended.
+    pub const fn launches(&self) -> u32 {
+        self.launches
+    }
+
+    /// Cells measured.
+    pub const fn measured_cells(&self) -> u32 {
+        self.measured_cells
+    }
+
+    /// Seconds spent in launches.
+    pub const fn duration_s(&self) -> f64 {
+        self.duration_s
+    }
+
+    /// How often the run was resumed.
+    pub const fn segments(&self) -> u32 {
+        self.segments
+    }
+
+    /// First block after each resume.
+    pub fn segment_starts(&self) -> &[u32] {
+        &self.segment_starts
+    }
+
+    /// Median over launches of the launch median, for a table.
+    pub fn median_us(&self, phase: Phase, arm: &ArmId, point: PointKey) -> Option<f64> {
+        let medians: Vec<f64> = self.values(phase, arm, point).iter().map(|value| value.median_us).collect();
+        stats::median(&medians)
+    }
+}
+
+/// The objective: which points count how much. Built from the workload's measured points.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Objective {
+    batches: Vec<Batch>,
+}
+
+/// One batch of the objective.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Batch {
+    /// Concurrent sequences.
+    pub batch: u32,
+    /// Its share; shares sum to 1.
+    pub weight: f64,
+    /// Calls per pass at each point.
+    pub calls: Vec<(PointKey, u32)>,
+}
+
+impl Objective {
+    /// From the points the workers can measure. `None` if there are none.
+    pub fn of(workload: &Workload) -> Option<Self> {
+        let mut batches: Vec<Batch> = Vec::new();
+        for point in workload.points.iter().filter(|point| point.measured) {
+            // Points the user named directly have no batch in common; each is a batch of its own.
+            let same = |batch: &&mut Batch| batch.batch == point.batch && point.phase != crate::record::PointPhase::Size;
+            match batches.iter_mut().find(same) {
+                Some(batch) => batch.calls.push((point.key(), point.calls_per_pass)),
+                None => batches.push(Batch {
+                    batch: point.batch,
+                    weight: point.weight,
+                    calls: vec![(point.key(), point.calls_per_pass)],
+                }),
+            }
+        }
+        let total: f64 = batches.iter().map(|batch| batch.weight).sum();
+        if batches.is_empty() || total <= 0.0 {
+            return None;
+        }
+        for batch in &mut batches {
+            batch.weight /= total;
+        }
+        Some(Self { batches })
+    }
+
+    /// The batches.
+    pub fn batches(&self) -> &[Batch] {
+        &self.batches
+    }
+
+    /// The log ratio for one launch pair; `of` gives (arm, default) at a point. `None` if a point is
+    /// missing: an objective over some of the points would be another objective.
+    pub fn log_ratio(&self, of: impl Fn(PointKey) -> Option<(f64, f64)>) -> Option<f64> {
+        let mut sum = 0.0;
+        for batch in &self.batches {
+            let (mut arm_us, mut default_us) = (0.0, 0.0);
+            for (point, calls) in &batch.calls {
+                let (arm, default) = of(*point)?;
+                arm_us += f64::from(*calls) * arm;
+                default_us += f64::from(*calls) * default;
+            }
+            sum += batch.weight * (arm_us / default_us).ln();
+        }
+        sum.is_finite().then_some(sum)
+    }
+
+    /// Microseconds of measured collectives in one pass of a batch.
+    pub fn batch_us(batch: &Batch, of: impl Fn(PointKey) -> Option<f64>) -> Option<f64> {
+        batch.calls.iter().try_fold(0.0, |sum, (point, calls)| Some(sum + f64::from(*calls) * of(*point)?))
+    }
+}
+
+/// Every distinct measurement that a workload asks for, largest message last so that cheap cells
+/// come first.
+pub fn measured_points(workload: &Workload) -> Vec<PointKey> {
+    let mut keys: Vec<PointKey> =
+        workload.points.iter().chain(&workload.guard).filter(|point| point.measured).map(Point::key).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    keys
+}
+
+/// The empty arm of a run.
+pub fn default_arm(arms: &[Arm]) -> Option<&Arm> {
+    arms.iter().find(|arm| arm.env.is_empty() && arm.files.is_empty() && arm.server_args.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::{Collective, DataType};
+    use crate::record::{BlockLaunch, PointPhase};
+
+    fn key(bytes: u64) -> PointKey {
+        PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes, ranks: 2 }
+    }
+
+    fn arm(name: &str) -> ArmId {
+        ArmId(name.to_owned())
+    }
+
+    fn planned(block: u32, arms: &[&str]) -> Event {
+        let launches = arms
+            .iter()
+            .enumerate()
+            .map(|(index, name)| BlockLaunch { launch: index as u32, arms: vec![arm(name)] })
+            .collect();
+        Event::BlockPlanned { block, phase: Phase::Final, launches }
+    }
+
+    fn cell(name: &str, block: u32, bytes: u64, us: f64) -> Event {
+        Event::CellMeasured(CellMeasurement {
+            arm: arm(name),
+            point: key(bytes),
+            block,
+            launch: 0,
+            communicator: 0,
+            position: 0,
+            collectives_per_replay: 64,
+            replays_us: vec![us, us * 1.01, us * 0.99],
+            effective: Effective::default(),
+            flags: Vec::new(),
+            duration_s: 0.1,
+        })
+    }
+
+    fn workload() -> Workload {
+        let point = |bytes, batch, weight| Point {
+            collective: Collective::AllReduce,
+            dtype: DataType::Bf16,
+            bytes,
+            ranks: 2,
+            calls_per_pass: 10,
+            batch,
+            weight,
+            phase: PointPhase::Decode,
+            measured: true,
+            origin: String::new(),
+        };
+        Workload {
+            format: 1,
+            model: "m".to_owned(),
+            engine: "none".to_owned(),
+            tensor_parallel: 2,
+            verify_tokens: 1,
+            points: vec![point(1024, 1, 0.5), point(1_048_576, 64, 0.5)],
+            guard: Vec::new(),
+            assumptions: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn pairs_never_leave_their_block() {
+        let mut evidence = Evidence::default();
+        for event in [
+            planned(0, &["default", "a"]),
+            cell("default", 0, 1024, 10.0),
+            cell("a", 0, 1024, 9.0),
+            planned(1, &["default", "a"]),
+            cell("default", 1, 1024, 20.0),
+        ] {
+            evidence.tell(&event);
+        }
+        assert_eq!(evidence.pairs(Phase::Final, &arm("a"), &arm("default"), key(1024)), [(0, 9.0, 10.0)]);
+        let (block, _, missing) = evidence.open_block(&[key(1024)]).unwrap();
+        assert_eq!((block, missing), (1, vec![arm("a")]));
+    }
+
+    #[test]
+    fn no_batch_decides_by_its_size() {
+        // The big message is 100 times slower; a 10 % gain at the small one must weigh as much as a
+        // 10 % loss at the big one.
+        let objective = Objective::of(&workload()).unwrap();
+        let ratio = objective
+            .log_ratio(|point| if point.bytes == 1024 { Some((9.0, 10.0)) } else { Some((1000.0 / 0.9, 1000.0)) })
+            .unwrap();
+        assert!(ratio.abs() < 1e-12, "{ratio}");
+        assert!(objective.log_ratio(|point| (point.bytes == 1024).then_some((1.0, 1.0))).is_none());
+    }
+
+    #[test]
+    fn the_objective_is_one_number_per_block() {
+        let mut evidence = Evidence::default();
+        for block in 0..3 {
+            evidence.tell(&planned(block, &["default", "a"]));
+            for bytes in [1024, 1_048_576] {
+                evidence.tell(&cell("default", block, bytes, 10.0));
+                evidence.tell(&cell("a", block, bytes, 8.0));
+            }
+            evidence.tell(&Event::BlockEnded { block });
+        }
+        let objective = Objective::of(&workload()).unwrap();
+        let ratios = evidence.objective_log_ratios(Phase::Final, &arm("a"), &arm("default"), &objective);
+        assert_eq!(ratios.len(), 3);
+        assert!((ratios[0].exp() - 0.8).abs() < 1e-12);
+        assert!(evidence.open_block(&[key(1024)]).is_none());
+        assert_eq!(evidence.ended_blocks(Phase::Final), [0, 1, 2]);
+        assert_eq!(evidence.next_block(), 3);
+    }
+}

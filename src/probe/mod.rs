@@ -1,0 +1,268 @@
+//! The child side of `nccltune __probe`: questions to the driver that may hang or crash.
+//!
+//! The parent never loads the driver's libraries itself: a wedged driver blocks whoever asks it, so
+//! a child asks, and the parent waits only as long as it wants to.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::bindings::cuda::{Device, driver_is_present, driver_version_and_device_count, pci_bus_id};
+use crate::bindings::nccl::Nccl;
+use crate::machine::Gpu;
+
+/// The hidden argument that makes the executable a probe.
+pub const PROBE_ARGUMENT: &str = "__probe";
+
+/// Most NVLink links of one GPU that are asked for.
+const MOST_NVLINKS: u32 = 18;
+
+/// What can be asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Question {
+    /// Which driver and GPUs are there?
+    Machine,
+    /// Does this libnccl load, and which version is it? Without a path: the loader's libnccl.so.2.
+    Nccl(Option<String>),
+    /// Do these GPUs (CUDA ordinals) answer?
+    Answers(Vec<u32>),
+}
+
+impl Question {
+    /// As arguments after [`PROBE_ARGUMENT`].
+    pub fn arguments(&self) -> Vec<String> {
+        match self {
+            Self::Machine => vec!["machine".to_owned()],
+            Self::Nccl(path) => std::iter::once("nccl".to_owned()).chain(path.clone()).collect(),
+            Self::Answers(devices) => {
+                std::iter::once("answers".to_owned()).chain(devices.iter().map(u32::to_string)).collect()
+            }
+        }
+    }
+
+    /// From arguments after [`PROBE_ARGUMENT`].
+    pub fn parse(arguments: &[String]) -> Option<Self> {
+        match arguments.split_first()? {
+            (word, []) if word == "machine" => Some(Self::Machine),
+            (word, []) if word == "nccl" => Some(Self::Nccl(None)),
+            (word, [path]) if word == "nccl" => Some(Self::Nccl(Some(path.clone()))),
+            (word, devices) if word == "answers" => {
+                devices.iter().map(|text| text.parse().ok()).collect::<Option<_>>().map(Self::Answers)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Everything a probe found out; what it could not is an error text, never a guess.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProbeReport {
+    /// Whether libcuda.so.1 can be loaded.
+    pub cuda_library: bool,
+    /// The CUDA version the driver offers.
+    pub cuda_driver_version: Option<i32>,
+    /// Why CUDA could not be used.
+    pub cuda_error: Option<String>,
+    /// PCI addresses by CUDA ordinal.
+    pub cuda_devices: Vec<String>,
+    /// Driver version.
+    pub driver: Option<String>,
+    /// Why NVML could not be used.
+    pub nvml_error: Option<String>,
+    /// GPUs as NVML sees them.
+    pub gpus: Vec<Gpu>,
+    /// Path of the library that was loaded.
+    pub nccl_path: Option<String>,
+    /// NCCL's version code.
+    pub nccl_version: Option<i32>,
+    /// Why NCCL could not be loaded.
+    pub nccl_error: Option<String>,
+}
+
+/// Answers one question over file descriptor 0. Returns the exit status.
+pub fn run(question: &Question) -> u8 {
+    let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
+    let mut report = ProbeReport::default();
+    match question {
+        Question::Machine => {
+            ask_cuda(&mut report);
+            ask_nvml(&mut report);
+        }
+        Question::Nccl(path) => ask_nccl(path.as_deref(), &mut report),
+        Question::Answers(devices) => {
+            report.cuda_library = driver_is_present();
+            report.cuda_error = devices.iter().find_map(|device| does_it_answer(*device).err());
+        }
+    }
+    let Ok(mut line) = serde_json::to_string(&report) else { return 1 };
+    line.push('\n');
+    let Ok(descriptor) = std::io::stdin().as_fd().try_clone_to_owned() else { return 1 };
+    match UnixStream::from(descriptor).write_all(line.as_bytes()) {
+        Ok(()) => 0,
+        Err(_) => 1,
+    }
+}
+
+fn ask_cuda(report: &mut ProbeReport) {
+    report.cuda_library = driver_is_present();
+    if !report.cuda_library {
+        report.cuda_error = Some("libcuda.so.1 cannot be loaded".to_owned());
+        return;
+    }
+    match driver_version_and_device_count() {
+        Ok((version, count)) => {
+            report.cuda_driver_version = Some(version);
+            for ordinal in 0..count.clamp(0, 64) {
+                match pci_bus_id(ordinal as u32) {
+                    Ok(address) => report.cuda_devices.push(normal_address(&address)),
+                    Err(error) => report.cuda_error = Some(error.to_string()),
+                }
+            }
+        }
+        Err(error) => report.cuda_error = Some(error.to_string()),
+    }
+}
+
+fn ask_nvml(report: &mut ProbeReport) {
+    // The soname: the plain name exists only where development files are installed.
+    let nvml = match nvml_wrapper::Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init() {
+        Ok(nvml) => nvml,
+        Err(error) => {
+            report.nvml_error = Some(error.to_string());
+            return;
+        }
+    };
+    report.driver = nvml.sys_driver_version().ok();
+    let count = match nvml.device_count() {
+        Ok(count) => count.min(64),
+        Err(error) => {
+            report.nvml_error = Some(error.to_string());
+            return;
+        }
+    };
+    for index in 0..count {
+        match nvml.device_by_index(index).and_then(|device| read_gpu(&device, index)) {
+            Ok(gpu) => report.gpus.push(gpu),
+            Err(error) => report.nvml_error = Some(format!("GPU {index}: {error}")),
+        }
+    }
+}
+
+fn read_gpu(device: &nvml_wrapper::Device<'_>, index: u32) -> Result<Gpu, nvml_wrapper::error::NvmlError> {
+    let both = |current: Result<u32, _>, maximum: Result<u32, nvml_wrapper::error::NvmlError>| {
+        Some([current.ok()?, maximum.ok()?])
+    };
+    let memory = device.memory_info().ok();
+    let active = |link: &u32| device.link_wrapper_for(*link).is_active().unwrap_or(false);
+    Ok(Gpu {
+        index,
+        uuid: device.uuid()?,
+        name: device.name()?,
+        pci_bus_id: normal_address(&device.pci_info()?.bus_id),
+        memory_total_mib: memory.as_ref().map(|memory| memory.total >> 20),
+        memory_free_mib: memory.as_ref().map(|memory| memory.free >> 20),
+        compute_capability: device
+            .cuda_compute_capability()
+            .ok()
+            .map(|capability| [capability.major, capability.minor]),
+        pcie_generation: both(device.current_pcie_link_gen(), device.max_pcie_link_gen()),
+        pcie_width: both(device.current_pcie_link_width(), device.max_pcie_link_width()),
+        nvlinks: device
+            .link_wrapper_for(0)
+            .is_active()
+            .ok()
+            .map(|_| (0..MOST_NVLINKS).filter(active).count() as u32),
+        utilization_percent: device.utilization_rates().ok().map(|rates| rates.gpu),
+        process_ids: device
+            .running_compute_processes()
+            .map(|processes| processes.iter().map(|process| process.pid).collect())
+            .unwrap_or_default(),
+    })
+}
+
+/// One spelling for PCI addresses: lower case, four-digit domain. NVML writes eight digits, CUDA four.
+pub fn normal_address(address: &str) -> String {
+    let lower = address.to_ascii_lowercase();
+    match lower.split_once(':') {
+        Some((domain, rest)) if domain.len() > 4 && domain.is_ascii() => {
+            format!("{}:{rest}", &domain[domain.len() - 4..])
+        }
+        _ => lower,
+    }
+}
+
+fn ask_nccl(path: Option<&str>, report: &mut ProbeReport) {
+    let name = path.unwrap_or("libnccl.so.2");
+    match Nccl::load(Path::new(name)) {
+        Ok(nccl) => {
+            match nccl.version() {
+                Ok(version) => report.nccl_version = Some(version),
+                Err(error) => report.nccl_error = Some(error.to_string()),
+            }
+            report.nccl_path = path.map(str::to_owned).or_else(mapped_nccl);
+        }
+        Err(error) => report.nccl_error = Some(error.to_string()),
+    }
+}
+
+/// The path behind the libnccl that this process has mapped.
+fn mapped_nccl() -> Option<String> {
+    let maps = fs_err::read_to_string("/proc/self/maps").ok()?;
+    maps.lines()
+        .filter_map(|line| line.find('/').map(|start| &line[start..]))
+        .find(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with("libnccl.so")))
+        .map(str::to_owned)
+}
+
+fn does_it_answer(device: u32) -> Result<(), String> {
+    let ask = || -> Result<bool, crate::bindings::cuda::CudaError> {
+        let opened = Device::open(device)?;
+        let (one, two) = (opened.allocate(4096)?, opened.allocate(4096)?);
+        let sent: Vec<u16> = (0..2048).collect();
+        one.write(0, &sent)?;
+        opened.copy(&one, &two, 4096)?;
+        opened.synchronize()?;
+        let mut back = vec![0; 2048];
+        two.read(0, &mut back)?;
+        Ok(back == sent)
+    };
+    match ask() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(format!("GPU {device} returned other bytes than it was given")),
+        Err(error) => Err(format!("GPU {device}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_one_spelling() {
+        assert_eq!(normal_address("00000000:3B:00.0"), "0000:3b:00.0");
+        assert_eq!(normal_address("0000:3b:00.0"), "0000:3b:00.0");
+        assert_eq!(normal_address("nonsense"), "nonsense");
+    }
+
+    #[test]
+    fn questions_read_back() {
+        for question in
+            [Question::Machine, Question::Nccl(None), Question::Nccl(Some("/x".to_owned())), Question::Answers(vec![0, 3])]
+        {
+            assert_eq!(Question::parse(&question.arguments()), Some(question));
+        }
+        assert_eq!(Question::parse(&["answers".to_owned(), "x".to_owned()]), None);
+        assert_eq!(Question::parse(&[]), None);
+    }
+
+    #[test]
+    fn a_machine_without_a_driver_says_so() {
+        let mut report = ProbeReport::default();
+        ask_nccl(Some("/nonexistent/libnccl.so.2"), &mut report);
+        assert!(report.nccl_error.unwrap().contains("/nonexistent/libnccl.so.2"));
+    }
+}

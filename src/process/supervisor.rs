@@ -1,0 +1,141 @@
+//! The supervisor thread.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread::JoinHandle;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::group::{ChildSpec, Group, Order, run_group};
+use crate::error_kind::{Classified, ErrorKind};
+
+/// Why children could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum SupervisorError {
+    /// The supervisor thread could not be started.
+    #[error("could not start the supervisor thread: {0}")]
+    Thread(#[source] std::io::Error),
+    /// A child could not be started.
+    #[error("could not start a worker process: {0}")]
+    Spawn(#[source] std::io::Error),
+    /// The supervisor thread is gone.
+    #[error("the supervisor thread ended unexpectedly")]
+    Gone,
+}
+
+impl Classified for SupervisorError {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::Unexpected
+    }
+}
+
+pub(super) enum Request {
+    Start { specs: Vec<ChildSpec>, reply: std::sync::mpsc::Sender<Result<Group, std::io::Error>> },
+    Stop,
+}
+
+/// The parent of all children, and the listener for Ctrl-C.
+pub struct Supervisor {
+    requests: mpsc::UnboundedSender<Request>,
+    interrupts: Arc<AtomicU8>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Supervisor {
+    /// Starts the thread. From here on Ctrl-C and SIGTERM no longer end the process at once: the
+    /// first asks for an orderly stop ([`Supervisor::interrupted`]), the second kills all children
+    /// and ends it.
+    pub fn start() -> Result<Self, SupervisorError> {
+        let (requests, inbox) = mpsc::unbounded_channel();
+        let interrupts = Arc::new(AtomicU8::new(0));
+        let seen = Arc::clone(&interrupts);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(SupervisorError::Thread)?;
+        let thread = std::thread::Builder::new()
+            .name("supervisor".to_owned())
+            .spawn(move || tokio::task::LocalSet::new().block_on(&runtime, supervise(inbox, seen)))
+            .map_err(SupervisorError::Thread)?;
+        Ok(Self { requests, interrupts, thread: Some(thread) })
+    }
+
+    /// Starts children together, in one process group of their own.
+    pub fn start_group(&self, specs: Vec<ChildSpec>) -> Result<Group, SupervisorError> {
+        let (reply, answer) = std::sync::mpsc::channel();
+        self.requests.send(Request::Start { specs, reply }).map_err(|_| SupervisorError::Gone)?;
+        answer.recv().map_err(|_| SupervisorError::Gone)?.map_err(SupervisorError::Spawn)
+    }
+
+    /// Whether the user asked for an orderly stop.
+    pub fn interrupted(&self) -> bool {
+        self.interrupts.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        // The thread ends its groups (closing their channels, then killing) before it returns.
+        let _ = self.requests.send(Request::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn supervise(mut inbox: mpsc::UnboundedReceiver<Request>, interrupts: Arc<AtomicU8>) {
+    // Without signal handlers Ctrl-C ends the process as it would any program; children then end
+    // by themselves, since their channel closes.
+    let mut interrupt = signal(SignalKind::interrupt()).ok();
+    let mut terminate = signal(SignalKind::terminate()).ok();
+    let mut groups: Vec<mpsc::UnboundedSender<Order>> = Vec::new();
+    let mut tasks = tokio::task::JoinSet::new();
+    loop {
+        tokio::select! {
+            request = inbox.recv() => match request {
+                Some(Request::Start { specs, reply }) => {
+                    groups.retain(|orders| !orders.is_closed());
+                    match run_group(specs, &mut tasks) {
+                        Ok((group, orders)) => {
+                            groups.push(orders);
+                            // A caller that went away drops its group, which stops the children.
+                            let _ = reply.send(Ok(group));
+                        }
+                        Err(error) => {
+                            let _ = reply.send(Err(error));
+                        }
+                    }
+                }
+                Some(Request::Stop) | None => break,
+            },
+            () = received(&mut interrupt) => on_interrupt(&interrupts, &groups),
+            () = received(&mut terminate) => on_interrupt(&interrupts, &groups),
+            Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
+        }
+    }
+    for orders in &groups {
+        let _ = orders.send(Order::Kill);
+    }
+    while tasks.join_next().await.is_some() {}
+}
+
+async fn received(signal: &mut Option<tokio::signal::unix::Signal>) {
+    match signal {
+        Some(signal) => {
+            signal.recv().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+fn on_interrupt(interrupts: &AtomicU8, groups: &[mpsc::UnboundedSender<Order>]) {
+    if interrupts.fetch_add(1, Ordering::Relaxed) == 0 {
+        return;
+    }
+    // The second Ctrl-C: the user does not want to wait. Kill what runs; the journal on disk is
+    // complete up to the last event by construction.
+    for orders in groups {
+        let _ = orders.send(Order::Kill);
+    }
+}

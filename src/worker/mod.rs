@@ -1,0 +1,212 @@
+//! The child side of a launch: one process per GPU, started as `nccltune __worker`.
+//!
+//! It carries out the parent's orders and ends when told to, when the parent's end of the socket
+//! closes, or when the parent process dies, whichever comes first.
+
+mod connection;
+mod data_check;
+mod measure;
+pub mod protocol;
+mod set_environment;
+
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use connection::Connection;
+use data_check::{MOST_RANKS, Pattern};
+use measure::{Buffers, Cell, StepError};
+use protocol::{Answer, FailureKind, Order, PROTOCOL, from_hex, to_hex};
+
+use crate::bindings::cuda::{Device, driver_is_present, pci_bus_id};
+use crate::bindings::nccl::{Communicator, Nccl};
+
+/// Bytes of NCCL's log sent with one answer; the rest of a longer delta is skipped.
+const LOG_BYTES: u64 = 512 * 1024;
+
+/// Runs a worker until it is told to finish. Returns the exit status.
+pub fn run() -> u8 {
+    // The parent is a thread of a process that may be killed at any moment; a worker that outlives
+    // it would hold a GPU. The kernel sends SIGKILL, and a parent that died before this call is
+    // noticed by the closed socket.
+    let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
+    let Ok(mut connection) = Connection::open() else { return 2 };
+    match serve(&mut connection) {
+        Ok(()) => 0,
+        Err(answer) => {
+            let _ = connection.answer(&answer);
+            1
+        }
+    }
+}
+
+fn failed(log: &mut LogReader) -> impl FnOnce(StepError) -> Answer {
+    let log = log.delta();
+    move |error| Answer::Failed { failure: error.failure, detail: error.detail, log }
+}
+
+fn protocol_error(detail: impl Into<String>) -> Answer {
+    Answer::Failed { failure: FailureKind::Protocol, detail: detail.into(), log: String::new() }
+}
+
+fn next(connection: &Connection) -> Result<Order, Answer> {
+    connection.next().map_err(|error| protocol_error(format!("unreadable order: {error}")))
+}
+
+fn send(connection: &mut Connection, answer: &Answer) -> Result<(), Answer> {
+    connection.answer(answer).map_err(|error| protocol_error(format!("could not answer: {error}")))
+}
+
+struct Setup {
+    rank: u32,
+    ranks: u32,
+    device: Device,
+    nccl: Nccl,
+    buffers: Buffers,
+}
+
+fn serve(connection: &mut Connection) -> Result<(), Answer> {
+    let (setup, mut log) = match next(connection)? {
+        hello @ Order::Hello { .. } => open(connection, hello)?,
+        other => return Err(protocol_error(format!("expected hello, got {other:?}"))),
+    };
+    loop {
+        match next(connection)? {
+            Order::UniqueId => {
+                let id = setup.nccl.unique_id().map_err(|error| failed(&mut log)(error.into()))?;
+                send(connection, &Answer::UniqueId { unique_id: to_hex(&id) })?;
+            }
+            Order::OpenCommunicator { variables, unique_id } => {
+                let id = from_hex(&unique_id).ok_or_else(|| protocol_error("malformed rendezvous id"))?;
+                set_environment::apply(&variables);
+                let communicator =
+                    setup.nccl.join(setup.ranks, &id, setup.rank).map_err(|error| failed(&mut log)(error.into()))?;
+                send(connection, &Answer::Opened { log: log.delta() })?;
+                serve_communicator(connection, &setup, &communicator, &mut log)?;
+                communicator.destroy().map_err(|error| failed(&mut log)(error.into()))?;
+                send(connection, &Answer::Closed)?;
+            }
+            Order::Finish => {
+                send(connection, &Answer::Finished)?;
+                return Ok(());
+            }
+            other => return Err(protocol_error(format!("no communicator is open for {other:?}"))),
+        }
+    }
+}
+
+fn open(connection: &mut Connection, hello: Order) -> Result<(Setup, LogReader), Answer> {
+    let Order::Hello { protocol, rank, ranks, device, nccl_path, log_path, data_seed, largest_bytes } = hello else {
+        return Err(protocol_error("expected hello"));
+    };
+    if protocol != PROTOCOL {
+        return Err(protocol_error(format!("protocol {protocol}, this worker speaks {PROTOCOL}")));
+    }
+    if ranks > MOST_RANKS || rank >= ranks {
+        return Err(Answer::Failed {
+            failure: FailureKind::Unsupported,
+            detail: format!("rank {rank} of {ranks}: the data check is exact for at most {MOST_RANKS} ranks"),
+            log: String::new(),
+        });
+    }
+    let mut log = LogReader::new(PathBuf::from(log_path));
+    if !driver_is_present() {
+        return Err(Answer::Failed {
+            failure: FailureKind::Cuda,
+            detail: "no CUDA driver library (libcuda.so.1) can be loaded".to_owned(),
+            log: String::new(),
+        });
+    }
+    let nccl = Nccl::load(Path::new(&nccl_path)).map_err(|error| Answer::Failed {
+        failure: FailureKind::Nccl,
+        detail: error.to_string(),
+        log: String::new(),
+    })?;
+    let nccl_version = nccl.version().map_err(|error| failed(&mut log)(error.into()))?;
+    let open_device = || -> Result<(Device, Buffers, String), StepError> {
+        let opened = Device::open(device)?;
+        let pattern = Pattern::new(data_seed, rank, ranks);
+        let buffers = Buffers::new(&opened, largest_bytes as usize, pattern)?;
+        Ok((opened, buffers, pci_bus_id(device)?))
+    };
+    let (device, buffers, address) = open_device().map_err(|error| failed(&mut log)(error))?;
+    let device_name = device.name().map_err(|error| failed(&mut log)(error.into()))?;
+    send(connection, &Answer::Ready { protocol: PROTOCOL, nccl_version, device_name, pci_bus_id: address })?;
+    Ok((Setup { rank, ranks, device, nccl, buffers }, log))
+}
+
+/// Serves one communicator until it is to be closed. The captured graph is dropped before this
+/// returns, because NCCL waits without end for graphs when a communicator is destroyed.
+fn serve_communicator(
+    connection: &mut Connection,
+    setup: &Setup,
+    communicator: &Communicator<'_>,
+    log: &mut LogReader,
+) -> Result<(), Answer> {
+    let mut prepared: Option<Cell> = None;
+    loop {
+        match next(connection)? {
+            Order::Prepare { point, collectives } => {
+                drop(prepared.take());
+                let (cell, replay_us) =
+                    Cell::prepare(&setup.device, communicator, &setup.buffers, point, collectives)
+                        .map_err(|error| failed(log)(error))?;
+                prepared = Some(cell);
+                send(connection, &Answer::Prepared { replay_us, log: log.delta() })?;
+            }
+            Order::Replay { replays } => {
+                let cell = prepared.as_ref().ok_or_else(|| protocol_error("nothing is prepared"))?;
+                let replays_us = cell
+                    .replays(&setup.device, communicator, &setup.buffers, replays.clamp(1, 10_000))
+                    .map_err(|error| failed(log)(error))?;
+                send(connection, &Answer::Replayed { replays_us })?;
+            }
+            Order::CloseCommunicator => return Ok(()),
+            other => return Err(protocol_error(format!("a communicator is open: {other:?}"))),
+        }
+    }
+}
+
+/// Reads what NCCL appended to its log file since the last time.
+struct LogReader {
+    path: PathBuf,
+    position: u64,
+}
+
+impl LogReader {
+    const fn new(path: PathBuf) -> Self {
+        Self { path, position: 0 }
+    }
+
+    /// What is new, bounded; an unreadable log reads as empty, and the parent then finds no line
+    /// that proves a setting, which it reports as such.
+    fn delta(&mut self) -> String {
+        let Ok(mut file) = fs_err::File::open(&self.path) else { return String::new() };
+        let Ok(metadata) = file.metadata() else { return String::new() };
+        let end = metadata.len();
+        let start = self.position.min(end);
+        self.position = end;
+        let mut bytes = Vec::new();
+        if file.seek(SeekFrom::Start(start)).is_err() || file.take(LOG_BYTES).read_to_end(&mut bytes).is_err() {
+            return String::new();
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_is_read_piece_by_piece_and_a_missing_one_is_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nccl.log");
+        let mut log = LogReader::new(path.clone());
+        assert_eq!(log.delta(), "");
+        fs_err::write(&path, "one\n").unwrap();
+        assert_eq!(log.delta(), "one\n");
+        fs_err::write(&path, "one\ntwo\n").unwrap();
+        assert_eq!(log.delta(), "two\n");
+        assert_eq!(log.delta(), "");
+    }
+}

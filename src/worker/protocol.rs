@@ -1,0 +1,203 @@
+//! What parent and worker say to each other: one JSON text a line, both ways, over one socket.
+//!
+//! The parent leads: every order has exactly one answer, so that a deadline always belongs to a step
+//! with a name. All ranks get the same orders in the same sequence, which is what keeps collectives
+//! from waiting for a rank that does something else.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::record::PointKey;
+
+/// Version of the protocol; it stands in the first frame and must match exactly, because parent and
+/// worker are the same executable.
+pub const PROTOCOL: u32 = 1;
+
+/// The hidden argument that makes the executable a worker.
+pub const WORKER_ARGUMENT: &str = "__worker";
+
+/// An order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "order", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Order {
+    /// Who you are. Opens the GPU and loads NCCL.
+    Hello {
+        /// [`PROTOCOL`].
+        protocol: u32,
+        /// Rank of this worker.
+        rank: u32,
+        /// Ranks of the launch.
+        ranks: u32,
+        /// CUDA ordinal of its GPU, in PCI order.
+        device: u32,
+        /// Absolute path of libnccl.
+        nccl_path: String,
+        /// File that NCCL writes its log to (NCCL_DEBUG_FILE of this process).
+        log_path: String,
+        /// Seed of the data of this launch; equal on all ranks.
+        data_seed: u64,
+        /// Largest message of the launch in bytes.
+        largest_bytes: u64,
+    },
+    /// Make a rendezvous id (first rank only).
+    UniqueId,
+    /// Set the variables of a communicator and join it.
+    OpenCommunicator {
+        /// Communicator-level variables; `None` takes the variable out of the environment.
+        variables: BTreeMap<String, Option<String>>,
+        /// Rendezvous id in hexadecimal.
+        unique_id: String,
+    },
+    /// Connect, capture, check the data, warm up.
+    Prepare {
+        /// What to measure.
+        point: PointKey,
+        /// Collectives in the graph.
+        collectives: u32,
+    },
+    /// Timed replays of the prepared graph, all queued before waiting, then a check of the data.
+    Replay {
+        /// How many.
+        replays: u32,
+    },
+    /// Drop the graph and leave the communicator.
+    CloseCommunicator,
+    /// End with status 0.
+    Finish,
+}
+
+impl Order {
+    /// The step's name in outcomes ("timed out while opening the communicator").
+    pub const fn step(&self) -> &'static str {
+        match self {
+            Self::Hello { .. } => "opening the GPU and NCCL",
+            Self::UniqueId => "making a rendezvous id",
+            Self::OpenCommunicator { .. } => "initialising the communicator",
+            Self::Prepare { .. } => "running the first collective and capturing the graph",
+            Self::Replay { .. } => "replaying the graph",
+            Self::CloseCommunicator => "leaving the communicator",
+            Self::Finish => "ending",
+        }
+    }
+}
+
+/// The answer to an order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Answer {
+    /// To `Hello`.
+    Ready {
+        /// [`PROTOCOL`].
+        protocol: u32,
+        /// NCCL's version code.
+        nccl_version: i32,
+        /// GPU name, as CUDA says.
+        device_name: String,
+        /// GPU address, as CUDA says; the parent compares it with the one it meant.
+        pci_bus_id: String,
+    },
+    /// To `UniqueId`.
+    UniqueId {
+        /// In hexadecimal.
+        unique_id: String,
+    },
+    /// To `OpenCommunicator`.
+    Opened {
+        /// NCCL's log since the last answer, bounded.
+        log: String,
+    },
+    /// To `Prepare`.
+    Prepared {
+        /// Microseconds of one replay, from the warm-up.
+        replay_us: f64,
+        /// NCCL's log since the last answer, bounded.
+        log: String,
+    },
+    /// To `Replay`.
+    Replayed {
+        /// Microseconds of each replay on this rank.
+        replays_us: Vec<f64>,
+    },
+    /// To `CloseCommunicator`.
+    Closed,
+    /// To `Finish`.
+    Finished,
+    /// To any order: it could not be carried out. The worker ends after it, since the other ranks
+    /// may be somewhere else; what the launch had left is measured in a fresh one.
+    Failed {
+        /// What kind of failure.
+        failure: FailureKind,
+        /// What was said.
+        detail: String,
+        /// NCCL's log since the last answer, bounded.
+        log: String,
+    },
+}
+
+/// Kinds of failure a worker can tell apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FailureKind {
+    /// The order made no sense.
+    Protocol,
+    /// NCCL returned an error.
+    Nccl,
+    /// CUDA returned an error.
+    Cuda,
+    /// Memory ran out.
+    OutOfMemory,
+    /// The data check failed.
+    WrongResult,
+    /// This version cannot do it.
+    Unsupported,
+}
+
+/// Bytes as lower-case hexadecimal.
+pub fn to_hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// The bytes of a hexadecimal text of the right length.
+pub fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    if text.len() != 2 * N || !text.is_ascii() {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn hexadecimal_reads_back(bytes in any::<[u8; 32]>()) {
+            prop_assert_eq!(from_hex::<32>(&to_hex(&bytes)), Some(bytes));
+        }
+
+        #[test]
+        fn no_text_makes_a_worker_panic(text in ".{0,200}") {
+            let _ = serde_json::from_str::<Order>(&text);
+            let _ = from_hex::<16>(&text);
+        }
+    }
+
+    #[test]
+    fn an_order_of_another_version_is_refused() {
+        assert!(serde_json::from_str::<Order>(r#"{"order":"hello","protocol":1}"#).is_err());
+        assert!(serde_json::from_str::<Order>(r#"{"order":"sing"}"#).is_err());
+        assert_eq!(serde_json::from_str::<Order>(r#"{"order":"finish"}"#).unwrap(), Order::Finish);
+    }
+}
