@@ -14,3 +14,4 @@ pub mod seed;
 pub mod units;
 // 1 records
 pub mod record;
+pub mod stats;
