@@ -14,12 +14,17 @@ pub mod seed;
 pub mod units;
 // 1 records
 pub mod record;
+pub mod stats;
 // 2 descriptions
 pub mod bindings;
 pub mod dynlib;
+pub mod evidence;
 // 3 tools
+pub mod journal;
 pub mod probe;
 pub mod process;
 pub mod worker;
 // between tools and work
 pub mod discovery;
+// 4 work
+pub mod backend;
