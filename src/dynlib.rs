@@ -44,7 +44,6 @@ pub unsafe fn open(path: &Path) -> Result<libloading::Library, DynamicLibraryErr
 ///
 /// The library is kept open as long as the struct lives, which is what makes calling the pointers
 /// sound; each call's own contract is the caller's.
-#[macro_export]
 macro_rules! dynamic_library {
     (
         $(#[$meta:meta])*
@@ -68,9 +67,9 @@ macro_rules! dynamic_library {
             /// The library must be what the signatures above describe.
             #[expect(unsafe_code, reason = "symbols of a foreign library")]
             #[allow(non_snake_case, reason = "functions keep the names the library exports")]
-            pub(crate) unsafe fn load(path: &std::path::Path) -> Result<Self, $crate::dynlib::DynamicLibraryError> {
+            pub(crate) unsafe fn load(path: &std::path::Path) -> Result<Self, crate::dynlib::DynamicLibraryError> {
                 // SAFETY: passed on to the caller.
-                let library = unsafe { $crate::dynlib::open(path) }?;
+                let library = unsafe { crate::dynlib::open(path) }?;
                 $(
                     // SAFETY: the caller vouches that the symbol has this signature; the pointer is
                     // copied out and stays valid because the library is kept in the struct.
@@ -79,7 +78,7 @@ macro_rules! dynamic_library {
                             .get::<unsafe extern "C" fn( $( $type ),* ) -> $result>(
                                 concat!(stringify!($symbol), "\0").as_bytes(),
                             )
-                            .map_err(|_| $crate::dynlib::DynamicLibraryError::Symbol {
+                            .map_err(|_| crate::dynlib::DynamicLibraryError::Symbol {
                                 path: path.to_owned(),
                                 symbol: stringify!($symbol),
                             })?
@@ -90,6 +89,8 @@ macro_rules! dynamic_library {
         }
     };
 }
+
+pub(crate) use dynamic_library;
 
 #[cfg(test)]
 mod tests {

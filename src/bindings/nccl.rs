@@ -5,8 +5,7 @@ use std::path::Path;
 
 use crate::bindings::cuda::{DevicePointer, StreamHandle};
 use crate::collective::DataType;
-use crate::dynamic_library;
-use crate::dynlib::DynamicLibraryError;
+use crate::dynlib::{DynamicLibraryError, dynamic_library};
 
 /// Bytes in NCCL's rendezvous id (`NCCL_UNIQUE_ID_BYTES`).
 pub const UNIQUE_ID_BYTES: usize = 128;
