@@ -8,9 +8,12 @@
 pub mod canonical;
 pub mod clock;
 pub mod collective;
+pub mod engine;
 pub mod error_kind;
 pub mod machine;
 pub mod seed;
 pub mod units;
 // 1 records
 pub mod record;
+// 2 descriptions
+pub mod workload;
