@@ -8,6 +8,7 @@
 pub mod canonical;
 pub mod clock;
 pub mod collective;
+pub mod engine;
 pub mod error_kind;
 pub mod machine;
 pub mod seed;
@@ -28,3 +29,5 @@ pub mod worker;
 pub mod discovery;
 // 4 work
 pub mod backend;
+// 2 descriptions
+pub mod workload;

@@ -63,9 +63,12 @@ pub struct Point {
     pub ranks: u32,
     /// How often one pass issues it.
     pub calls_per_pass: u32,
-    /// Concurrent sequences before padding.
+    /// Concurrent sequences before padding: the term of the objective to which the point belongs.
+    /// For sizes that the user named it is the position in the list, so that each is a term of its
+    /// own; for guard points it is 1 and means nothing.
     pub batch: u32,
-    /// The batch's share of the objective; the points of one batch carry the same weight.
+    /// The batch's share of the objective; the points of one batch carry the same weight, and
+    /// weights sum to 1 over batches. Guard points carry 0.
     pub weight: f64,
     /// Which part of serving it belongs to.
     pub phase: PointPhase,

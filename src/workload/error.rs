@@ -1,0 +1,187 @@
+//! Why no workload could be made, and what to change.
+
+use super::batches::BatchError;
+use super::{MAX_CHUNK, MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES, MAX_SIZES, MAX_VERIFY_TOKENS};
+use crate::collective::DataType;
+use crate::error_kind::{Classified, ErrorKind};
+use crate::units::{format_size, group_thousands};
+
+/// Why no workload could be made. `name` is always what the caller called the config.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum WorkloadError {
+    /// The text is larger than [`MAX_CONFIG_BYTES`].
+    #[error(
+        "{name}: {} is more than any config.json; at most {} are read",
+        format_size(*bytes as u64),
+        format_size(MAX_CONFIG_BYTES as u64)
+    )]
+    TooLarge {
+        /// The config.
+        name: String,
+        /// Its size.
+        bytes: usize,
+    },
+    /// Not JSON, or nested too deeply.
+    #[error("{name}:{line}:{column}: not readable as JSON: {message}")]
+    Json {
+        /// The config.
+        name: String,
+        /// Line, from 1.
+        line: usize,
+        /// Column, from 1.
+        column: usize,
+        /// What the parser says.
+        message: String,
+    },
+    /// JSON, but no object.
+    #[error("{name}: expected an object with the model's fields, found {found}")]
+    NotAnObject {
+        /// The config.
+        name: String,
+        /// What stands there.
+        found: &'static str,
+    },
+    /// Fields the rule needs are not there, neither outside nor in the text model's own section.
+    #[error(
+        "{name}: {} {} missing; give the config.json of the model itself, as its model card stores it",
+        fields.join(", "),
+        if fields.len() == 1 { "is" } else { "are" }
+    )]
+    MissingFields {
+        /// The config.
+        name: String,
+        /// All of them.
+        fields: Vec<&'static str>,
+    },
+    /// A field that cannot be what it says.
+    #[error("{name}: {field} should be {expected}, found {found}")]
+    InvalidField {
+        /// The config.
+        name: String,
+        /// The field.
+        field: &'static str,
+        /// What was expected.
+        expected: String,
+        /// What stands there, quoted and shortened.
+        found: String,
+    },
+    /// Nobody read how this architecture communicates.
+    #[error(
+        "{name}: how many collectives {architecture} issues is not known ({reason}); \
+         --assume-decoder counts it as an ordinary decoder, one all-reduce for the embedding and two per layer, \
+         and says so in the result"
+    )]
+    UnknownArchitecture {
+        /// The config.
+        name: String,
+        /// The architecture, quoted and shortened.
+        architecture: String,
+        /// Why it is not taken as one.
+        reason: &'static str,
+    },
+    /// A speculative draft where the target is wanted.
+    #[error(
+        "{name}: {architecture} is a speculative draft; give the config.json of the target model that it drafts for"
+    )]
+    Draft {
+        /// The config.
+        name: String,
+        /// The architecture, quoted and shortened.
+        architecture: String,
+    },
+    /// Fewer than two ranks.
+    #[error("{ranks} GPU issues no collectives, so there is nothing to tune; use at least 2, for example --tp 2")]
+    TooFewRanks {
+        /// As asked for.
+        ranks: u32,
+    },
+    /// The model cannot be split this way.
+    #[error("{name}: tensor parallelism over {tensor_parallel} GPUs does not work: {reason}; {}", works(fits))]
+    TensorParallel {
+        /// The config.
+        name: String,
+        /// As asked for.
+        tensor_parallel: u32,
+        /// The rule that it breaks, with numbers.
+        reason: String,
+        /// Sizes that work, smallest first.
+        fits: Vec<u32>,
+    },
+    /// Zero, or more than [`MAX_VERIFY_TOKENS`].
+    #[error(
+        "{given} tokens to verify is out of range: from 1 (no speculation) to {MAX_VERIFY_TOKENS}, the root included"
+    )]
+    VerifyTokens {
+        /// As asked for.
+        given: u32,
+    },
+    /// Zero, or more than [`MAX_CHUNK`].
+    #[error("a prefill chunk of {given} tokens is out of range: from 1 to {}", group_thousands(u64::from(MAX_CHUNK)))]
+    Chunk {
+        /// As asked for.
+        given: u32,
+    },
+    /// A message beyond [`MAX_MESSAGE_BYTES`].
+    #[error(
+        "{what} would reduce {}, and messages above {} are not measured; use a smaller one",
+        format_size(*bytes),
+        format_size(MAX_MESSAGE_BYTES)
+    )]
+    MessageTooLarge {
+        /// The batch or chunk, in words.
+        what: String,
+        /// Bytes per rank.
+        bytes: u64,
+    },
+    /// The list of batches.
+    #[error(transparent)]
+    Batches(#[from] BatchError),
+    /// No sizes, or more than [`MAX_SIZES`].
+    #[error("{count} sizes are given; give 1 to {MAX_SIZES}")]
+    SizeCount {
+        /// How many.
+        count: usize,
+    },
+    /// A size that no message of this type can have.
+    #[error(
+        "{} is no possible size: a message of {dtype} holds whole elements of {} bytes, from one of them to {}",
+        format_size(*bytes),
+        dtype.size_bytes(),
+        format_size(MAX_MESSAGE_BYTES)
+    )]
+    Size {
+        /// As given.
+        bytes: u64,
+        /// The element type.
+        dtype: DataType,
+    },
+    /// The same size twice.
+    #[error("size {} is given twice; name it once", format_size(*bytes))]
+    DuplicateSize {
+        /// The size.
+        bytes: u64,
+    },
+}
+
+fn works(fits: &[u32]) -> String {
+    match fits {
+        [] => "no number of GPUs above 1 works for this model".to_owned(),
+        [only] => format!("only {only} works"),
+        _ => {
+            let listed: Vec<String> = fits.iter().map(u32::to_string).collect();
+            format!("sizes that work: {}", listed.join(", "))
+        }
+    }
+}
+
+impl Classified for WorkloadError {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::Usage
+    }
+}
+
+impl Classified for BatchError {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::Usage
+    }
+}

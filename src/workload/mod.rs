@@ -1,0 +1,59 @@
+//! From a model's `config.json` to the collectives one pass of it issues.
+//!
+//! Three steps, each usable alone: [`parse_config`] reads what the collectives depend on,
+//! [`parse_batches`] reads which concurrencies matter and how much, and [`derive()`] turns both
+//! into a [`Workload`](crate::record::Workload). [`from_sizes`] makes one from bare message sizes.
+//!
+//! The rule is that of plain tensor parallelism, where every layer is split over all GPUs. A pass
+//! of T tokens issues one all-reduce of T x hidden size for the embedding, one for each attention
+//! block and one for each feed-forward block, strictly one after the other, and ends in one
+//! all-gather of the logits. Weights may be stored in 4 or 8 bits; the messages are activations
+//! and stay 16 bits wide. Everything that was assumed along the way is listed in the result.
+//!
+//! Nothing here touches files: callers read the text and name it.
+
+mod architecture;
+mod batches;
+mod config;
+mod derive;
+mod error;
+mod presets;
+mod sizes;
+
+pub use architecture::Standing;
+pub use batches::{BatchError, MAX_BATCH, MAX_BATCHES, parse_batches};
+pub use config::{AllReduceRule, MAX_CONFIG_BYTES, ModelConfig, parse_config};
+pub use derive::{MAX_CHUNK, MAX_VERIFY_TOKENS, SHORT_PREFILL_TOKENS, WorkloadRequest, derive};
+pub use error::WorkloadError;
+pub use presets::{preset, preset_names};
+pub use sizes::{MAX_SIZES, from_sizes};
+
+use crate::collective::{Collective, DataType};
+use crate::record::Point;
+
+/// The largest message a point may ask for, in bytes. No serving pass comes near it, and a pair of
+/// buffers of this size is already more than a GPU that holds a model can spare.
+pub const MAX_MESSAGE_BYTES: u64 = 4 << 30;
+
+/// Whether this version's workers can measure the point. They run all-reduces in bf16; everything
+/// else is listed as unmeasured and decides nothing.
+pub fn measurable(point: &Point) -> bool {
+    point.collective == Collective::AllReduce && point.dtype == DataType::Bf16
+}
+
+/// Marks the point by [`measurable`]; every point of this module passes here.
+fn marked(mut point: Point) -> Point {
+    point.measured = measurable(&point);
+    point
+}
+
+/// Text from a file somebody else wrote, made fit for one line of a message: quoted, escaped and
+/// short.
+fn shown(text: &str) -> String {
+    const LONGEST: usize = 60;
+    let mut start: String = text.chars().take(LONGEST).collect();
+    if start.len() < text.len() {
+        start.push('…');
+    }
+    format!("{start:?}")
+}
