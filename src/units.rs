@@ -41,9 +41,7 @@ pub fn parse_size(text: &str) -> Result<u64, QuantityError> {
         "g" | "gb" | "gib" => 1 << 30,
         _ => return Err(malformed()),
     };
-    number
-        .checked_mul(factor)
-        .ok_or(QuantityError::OutOfRange { text: text.to_owned(), expected: "at most 16 EiB" })
+    number.checked_mul(factor).ok_or(QuantityError::OutOfRange { text: text.to_owned(), expected: "at most 16 EiB" })
 }
 
 /// Shows a size: exact where it is a whole number of KiB, MiB or GiB, plain bytes with thousands

@@ -20,7 +20,7 @@ pub use manifest::{BackendKind, FingerprintParts, Labels, Manifest, Origin, Pin,
 pub use space::{Axis, NamedArm, Rule, RuleCondition, Space};
 pub use verdict::{
     Answer, AnswerKind, BatchObjective, Choice, Memory, Objective, PointVerdict, SearchSummary, Statistics, Thresholds,
-    Veto, VerdictKind,
+    VerdictKind, Veto,
 };
 pub use workload::{Point, PointKey, PointPhase, Workload};
 
