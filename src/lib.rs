@@ -10,6 +10,7 @@ pub mod clock;
 pub mod collective;
 pub mod engine;
 pub mod error_kind;
+pub mod knob;
 pub mod machine;
 pub mod seed;
 pub mod units;
@@ -20,14 +21,19 @@ pub mod stats;
 pub mod bindings;
 pub mod dynlib;
 pub mod evidence;
+pub mod workload;
 // 3 tools
 pub mod journal;
 pub mod probe;
 pub mod process;
+pub mod quarantine;
 pub mod worker;
 // between tools and work
 pub mod discovery;
 // 4 work
 pub mod backend;
-// 2 descriptions
-pub mod workload;
+pub mod search;
+// 5 judgement
+pub mod choice;
+// 6 campaign
+pub mod campaign;

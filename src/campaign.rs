@@ -1,0 +1,371 @@
+//! The one loop: ask the strategy, plan launches, run them, journal what happens, tell who listens.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+
+use itertools::Itertools;
+use rand::RngExt;
+use rand::seq::SliceRandom;
+
+use crate::backend::{Backend, BackendError, CommunicatorPlan, LaunchPlan};
+use crate::clock::Clock;
+use crate::error_kind::{Classified, ErrorKind};
+use crate::evidence::Evidence;
+use crate::journal::{Journal, JournalError};
+use crate::knob::{self, Way};
+use crate::machine::NcclVersion;
+use crate::record::{Arm, ArmId, BlockLaunch, Event, JournalLine, Phase, PointKey};
+use crate::search::{SearchContext, Strategy, Want};
+use crate::seed::Seed;
+
+/// Launches that one block may need beyond the planned ones, where failures tear launches apart.
+const EXTRA_LAUNCHES: usize = 64;
+
+/// Why a campaign stopped before its end.
+#[derive(Debug, thiserror::Error)]
+pub enum CampaignError {
+    /// The journal could not be written; what is in it is complete.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// No further launch makes sense.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+impl Classified for CampaignError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            // Something was measured and is safe: the run can be resumed.
+            Self::Journal(JournalError::Io { .. }) => ErrorKind::Stopped,
+            Self::Journal(error) => error.kind(),
+            Self::Backend(error) => error.kind(),
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Journal(error) => error.hint(),
+            Self::Backend(error) => error.hint(),
+        }
+    }
+}
+
+/// How a campaign ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// The strategy wanted nothing more.
+    Complete,
+    /// The time budget was used up.
+    Budget,
+    /// The user asked for an orderly stop.
+    Interrupt,
+}
+
+impl Ending {
+    /// The word in choice.json.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Complete => "complete",
+            Self::Budget => "budget",
+            Self::Interrupt => "interrupt",
+        }
+    }
+}
+
+/// What a listener hears.
+#[derive(Debug)]
+pub enum News<'a> {
+    /// A block begins; so many cells will be measured in it.
+    Block {
+        /// What for.
+        phase: Phase,
+        /// Cells planned.
+        cells: usize,
+        /// Seconds it may take.
+        expected_s: f64,
+    },
+    /// An event was journalled.
+    Line(&'a JournalLine),
+}
+
+/// Everything a campaign needs beside its backend and journal.
+pub struct Campaign<'a> {
+    /// What is searched and judged.
+    pub context: &'a SearchContext,
+    /// Seed of orders and data.
+    pub seed: Seed,
+    /// Version that decides which variables a living worker can change.
+    pub nccl_version: NcclVersion,
+    /// Whether the user asked for an orderly stop.
+    pub interrupted: &'a dyn Fn() -> bool,
+    /// Who listens.
+    pub listener: &'a mut dyn FnMut(News<'_>),
+}
+
+impl Campaign<'_> {
+    /// Runs until the strategy wants nothing more, the user stops it, or nothing more makes sense.
+    /// `evidence` is what the journal already holds, and holds everything afterwards.
+    pub fn run(
+        &mut self,
+        strategy: &dyn Strategy,
+        backend: &mut dyn Backend,
+        journal: &mut Journal,
+        clock: &mut Clock,
+        evidence: &mut Evidence,
+    ) -> Result<Ending, CampaignError> {
+        let mut next_launch = evidence.launches();
+        self.close_torn_block(journal, clock, evidence)?;
+        loop {
+            if (self.interrupted)() {
+                self.journal(journal, clock, evidence, Event::RunInterrupted { reason: "interrupt".to_owned() })?;
+                journal.sync()?;
+                return Ok(Ending::Interrupt);
+            }
+            match strategy.next(self.context, evidence) {
+                Want::Block { phase, arms } => {
+                    let complete =
+                        self.run_block(phase, &arms, &mut next_launch, backend, journal, clock, evidence)?;
+                    if !complete {
+                        continue;
+                    }
+                }
+                Want::Finalists { arms, launches, reason } => {
+                    self.journal(journal, clock, evidence, Event::FinalistsChosen { arms, launches, reason })?;
+                }
+                Want::Drop { arm, reason, detail } => {
+                    self.journal(journal, clock, evidence, Event::FinalistDropped { arm, reason, detail })?;
+                }
+                Want::Done { budget } => {
+                    let event = if budget {
+                        Event::RunInterrupted { reason: "budget".to_owned() }
+                    } else {
+                        Event::RunFinished
+                    };
+                    self.journal(journal, clock, evidence, event)?;
+                    journal.sync()?;
+                    return Ok(if budget { Ending::Budget } else { Ending::Complete });
+                }
+            }
+        }
+    }
+
+    /// A block that an earlier process left open is closed as it is: what it lacks is measured in a
+    /// block of its own, beside a default of its own, so that no pair spans the seam.
+    fn close_torn_block(
+        &mut self,
+        journal: &mut Journal,
+        clock: &mut Clock,
+        evidence: &mut Evidence,
+    ) -> Result<(), CampaignError> {
+        if let Some((block, _, _)) = evidence.open_block(&self.context.points) {
+            self.journal(journal, clock, evidence, Event::BlockEnded { block })?;
+        }
+        Ok(())
+    }
+
+    /// One block. Returns false if it was interrupted.
+    #[expect(clippy::too_many_arguments, reason = "the loop's state, passed on as it is")]
+    fn run_block(
+        &mut self,
+        phase: Phase,
+        arms: &[ArmId],
+        next_launch: &mut u32,
+        backend: &mut dyn Backend,
+        journal: &mut Journal,
+        clock: &mut Clock,
+        evidence: &mut Evidence,
+    ) -> Result<bool, CampaignError> {
+        let block = evidence.next_block();
+        let known = evidence.measured_cells() + evidence.failures().len() as u32;
+        let mut plans = self.plan_block(block, phase, arms, next_launch);
+        let launches = plans
+            .iter()
+            .map(|plan| BlockLaunch {
+                launch: plan.launch,
+                arms: plan.communicators.iter().map(|communicator| communicator.arm.id.clone()).collect(),
+            })
+            .collect();
+        self.journal(journal, clock, evidence, Event::BlockPlanned { block, phase, launches })?;
+        (self.listener)(News::Block {
+            phase,
+            cells: plans.iter().map(LaunchPlan::cell_count).sum(),
+            expected_s: plans.iter().map(|plan| backend.expected_s(plan)).sum(),
+        });
+        plans.reverse();
+        let mut extra = 0;
+        while let Some(plan) = plans.pop() {
+            if (self.interrupted)() {
+                return Ok(false);
+            }
+            self.run_launch(&plan, backend, journal, clock, evidence)?;
+            // A launch that broke leaves arms that nobody tried: they get a fresh one.
+            if let Some(rest) = self.remainder(&plan, evidence, next_launch)
+                && extra < EXTRA_LAUNCHES
+                && !(self.interrupted)()
+            {
+                extra += 1;
+                plans.push(rest);
+            }
+        }
+        if (self.interrupted)() {
+            return Ok(false);
+        }
+        self.journal(journal, clock, evidence, Event::BlockEnded { block })?;
+        journal.sync()?;
+        if evidence.measured_cells() + evidence.failures().len() as u32 == known {
+            // The strategy would want the same block again, for ever.
+            return Err(BackendError::System(format!("block {block} neither measured nor failed anything")).into());
+        }
+        Ok(true)
+    }
+
+    fn run_launch(
+        &mut self,
+        plan: &LaunchPlan,
+        backend: &mut dyn Backend,
+        journal: &mut Journal,
+        clock: &mut Clock,
+        evidence: &mut Evidence,
+    ) -> Result<(), CampaignError> {
+        let mut failure = None;
+        let launch_start_s = clock.elapsed_s();
+        let ran = backend.run(plan, &mut |event| {
+            match &event {
+                Event::CellMeasured(cell) => clock.advance_s(cell.duration_s),
+                Event::CellFailed { duration_s, .. } => clock.advance_s(*duration_s),
+                Event::LaunchEnded { duration_s, .. } => {
+                    let spent = clock.elapsed_s() - launch_start_s;
+                    clock.advance_s(duration_s - spent);
+                }
+                _ => {}
+            }
+            match self.journal(journal, clock, evidence, event) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => {
+                    failure = Some(error);
+                    ControlFlow::Break(())
+                }
+            }
+        });
+        if let Some(error) = failure {
+            return Err(error.into());
+        }
+        ran.map_err(CampaignError::from)
+    }
+
+    fn journal(
+        &mut self,
+        journal: &mut Journal,
+        clock: &Clock,
+        evidence: &mut Evidence,
+        event: Event,
+    ) -> Result<(), JournalError> {
+        let line = journal.append(clock.elapsed_s(), event)?;
+        evidence.tell(&line.event);
+        (self.listener)(News::Line(&line));
+        Ok(())
+    }
+
+    /// The launches of a block, in order. In the search, arms that differ only in what a living
+    /// worker can change share a launch; in the final, every arm has a launch of its own.
+    fn plan_block(&self, block: u32, phase: Phase, arms: &[ArmId], next_launch: &mut u32) -> Vec<LaunchPlan> {
+        let arms: Vec<&Arm> =
+            arms.iter().filter_map(|id| self.context.arms.iter().find(|arm| arm.id == *id)).collect();
+        let mut groups: Vec<(BTreeMap<String, String>, Vec<&Arm>)> = Vec::new();
+        for arm in arms.into_iter().sorted_by(|left, right| left.id.cmp(&right.id)) {
+            let environment = match phase {
+                Phase::Search => self.launch_variables(arm),
+                Phase::Final => arm.env.clone(),
+            };
+            match groups.iter_mut().find(|(known, _)| phase == Phase::Search && *known == environment) {
+                Some((_, members)) => members.push(arm),
+                None => groups.push((environment, vec![arm])),
+            }
+        }
+        let mut random = self.seed.derive("block-order", &block.to_string());
+        groups.shuffle(&mut random);
+        groups
+            .into_iter()
+            .map(|(environment, mut members)| {
+                members.shuffle(&mut random);
+                let launch = *next_launch;
+                *next_launch += 1;
+                self.plan_launch(launch, block, phase, environment, &members)
+            })
+            .collect()
+    }
+
+    fn plan_launch(
+        &self,
+        launch: u32,
+        block: u32,
+        phase: Phase,
+        environment: BTreeMap<String, String>,
+        members: &[&Arm],
+    ) -> LaunchPlan {
+        // Every variable that any communicator of the launch sets is set or taken out at each.
+        let communicator_level = |arm: &Arm| -> BTreeMap<String, String> {
+            arm.env
+                .iter()
+                .filter(|(name, _)| !environment.contains_key(*name))
+                .map(|(name, value)| (name.clone(), value.clone()))
+                .collect()
+        };
+        let names: BTreeSet<String> =
+            members.iter().flat_map(|arm| communicator_level(arm).into_keys()).collect();
+        let communicators = members
+            .iter()
+            .map(|arm| {
+                let own = communicator_level(arm);
+                CommunicatorPlan {
+                    arm: (*arm).clone(),
+                    variables: names.iter().map(|name| (name.clone(), own.get(name).cloned())).collect(),
+                    points: self.context.points.clone(),
+                }
+            })
+            .collect();
+        LaunchPlan {
+            launch,
+            block,
+            phase,
+            communicators,
+            cell_time_ms: self.context.settings.cell_time_ms,
+            data_seed: self.seed.derive("data", &format!("block-{block}-launch-{launch}")).random(),
+            environment,
+        }
+    }
+
+    /// Variables of an arm that must be there at process start.
+    fn launch_variables(&self, arm: &Arm) -> BTreeMap<String, String> {
+        arm.env
+            .iter()
+            .filter(|(name, _)| {
+                !knob::find(name).is_some_and(|knob| {
+                    knob.routes(self.nccl_version).any(|route| route.way == Way::CommunicatorEnvironment)
+                })
+            })
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect()
+    }
+
+    /// What a broken launch left untried, as a launch of its own.
+    fn remainder(&self, plan: &LaunchPlan, evidence: &Evidence, next_launch: &mut u32) -> Option<LaunchPlan> {
+        let (block, _, missing) = evidence.open_block(&self.context.points)?;
+        let untried = |communicator: &&CommunicatorPlan| {
+            let measured_some = communicator.points.iter().any(|point: &PointKey| {
+                evidence.values(plan.phase, &communicator.arm.id, *point).iter().any(|value| value.block == block)
+            });
+            missing.contains(&communicator.arm.id) && !measured_some
+        };
+        let members: Vec<&Arm> =
+            plan.communicators.iter().filter(untried).map(|communicator| &communicator.arm).collect();
+        if members.is_empty() || members.len() == plan.communicators.len() {
+            // Nothing is left, or nothing at all was tried: a launch that fails before its first
+            // communicator would fail again.
+            return None;
+        }
+        let launch = *next_launch;
+        *next_launch += 1;
+        Some(self.plan_launch(launch, plan.block, plan.phase, plan.environment.clone(), &members))
+    }
+}

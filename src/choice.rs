@@ -1,0 +1,519 @@
+//! From evidence to a verdict: adopt, keep the default, or undecided, with reasons.
+//!
+//! The launch is the unit. Finalists ran beside the default on fresh launches in deployed form; per
+//! pair of launches there is one log ratio of the objective and one per point; trimmed means and
+//! Yuen's interval judge them (`stats`). An arm is adopted if the upper end of its objective's
+//! interval lies below 1 - min_gain, unless the estimate at any point or guard point exceeds
+//! 1 + max_regression: intervals do not soften a veto, they only say which points were not shown
+//! safe.
+
+use std::collections::BTreeMap;
+
+use crate::evidence::{Evidence, Objective};
+use crate::record::{
+    Answer, AnswerKind, Arm, ArmId, BatchObjective, Choice, Effective, FORMAT, Manifest, Memory, Objective as ObjectiveRecord,
+    Origin, Phase, Point, PointKey, PointVerdict, SearchSummary, Statistics, Thresholds, Veto, VerdictKind,
+};
+use crate::search::{SearchContext, point_log_ratios, shown_regressions};
+use crate::stats::{self, RatioEstimate};
+
+/// Confidence of every interval of the verdict.
+const CONFIDENCE: f64 = 0.95;
+/// Fewer paired launches than this decide nothing.
+const FEWEST_LAUNCHES: usize = 4;
+/// Cells of the full grid per arm and point.
+const GRID_LAUNCHES: u32 = 12;
+/// Most vetoed arms that are listed.
+const MOST_VETOES: usize = 64;
+
+/// Bytes of host or device memory that NCCL takes for one connection of one channel with default
+/// buffers: Simple 4 MiB, LL 512 KiB, LL128 4,915,200 bytes (NCCL's init.cc).
+const LL_BYTES: f64 = 524_288.0;
+const LL128_BYTES: f64 = 4_915_200.0;
+const SIMPLE_BYTES: f64 = 4_194_304.0;
+
+/// What the campaign adds to the evidence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CampaignFacts {
+    /// "complete", "budget" or "interrupt".
+    pub stopped_by: String,
+    /// Seconds on the run's clock.
+    pub wall_s: f64,
+    /// Findings of the backend.
+    pub notes: Vec<String>,
+}
+
+/// One finalist's figures.
+struct Candidate<'a> {
+    arm: &'a Arm,
+    objective: RatioEstimate,
+    points: Vec<(PointKey, RatioEstimate)>,
+    veto: Option<String>,
+    unsafe_points: Vec<PointKey>,
+}
+
+/// Judges a run.
+pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, facts: &CampaignFacts) -> Choice {
+    let settings = &manifest.settings;
+    let finalists = evidence.finalists().map(|(arms, _, _)| arms.to_vec()).unwrap_or_default();
+    let candidates: Vec<Candidate<'_>> = finalists
+        .iter()
+        .filter_map(|id| context.arms.iter().find(|arm| arm.id == *id))
+        .filter_map(|arm| candidate(context, evidence, arm))
+        .collect();
+    let adoptable = |candidate: &&Candidate<'_>| {
+        candidate.objective.high < 1.0 - settings.min_gain
+            && candidate.veto.is_none()
+            && !(settings.strict && !candidate.unsafe_points.is_empty())
+            && !evidence.dropped().iter().any(|(arm, _)| *arm == candidate.arm.id)
+    };
+    let winner = candidates
+        .iter()
+        .filter(adoptable)
+        .min_by(|left, right| left.objective.ratio.total_cmp(&right.objective.ratio))
+        .map(|best| simplest_tie(context, evidence, best, candidates.iter().filter(adoptable)));
+    let best = winner.or_else(|| {
+        candidates.iter().min_by(|left, right| left.objective.ratio.total_cmp(&right.objective.ratio))
+    });
+    let (verdict, reason) = verdict_of(manifest, evidence, &finalists, &candidates, winner);
+    let mut vetoed = vetoes(manifest, context, evidence, &candidates);
+    vetoed.truncate(MOST_VETOES);
+
+    let pins = |explicit: bool| -> BTreeMap<String, String> {
+        manifest
+            .pins
+            .iter()
+            .filter(|pin| (pin.origin == Origin::Pin) == explicit)
+            .map(|pin| (pin.variable.clone(), pin.value.clone()))
+            .collect()
+    };
+    let mut env = pins(true);
+    if let Some(winner) = winner {
+        env.extend(winner.arm.env.clone());
+    }
+    let answers = winner
+        .map(|_| Answer {
+            profile: "balanced".to_owned(),
+            kind: AnswerKind::Env,
+            env: env.clone(),
+            table: None,
+            server_args: Vec::new(),
+        })
+        .into_iter()
+        .collect();
+    let verdict_for = |point: &Point| point_verdict(manifest, context, evidence, best, point);
+    let points: Vec<PointVerdict> = manifest.workload.points.iter().map(verdict_for).collect();
+    let guard: Vec<PointVerdict> = manifest.workload.guard.iter().map(verdict_for).collect();
+    let cells = (context.arms.len() * context.points.len()) as u32 * GRID_LAUNCHES
+        + evidence_final_cells(context, evidence);
+    Choice {
+        format: FORMAT,
+        verdict,
+        reason,
+        simulated: manifest.labels.simulated,
+        replayed: manifest.labels.replayed,
+        labels: manifest.labels.words().into_iter().map(str::to_owned).collect(),
+        env,
+        required_environment: pins(false),
+        winner: winner.map(|winner| winner.arm.name.clone()),
+        answers,
+        objective: objective_record(context, evidence, winner, best),
+        points,
+        guard,
+        unmeasured: unmeasured(manifest),
+        vetoed,
+        noise_floor: noise_floor(context, evidence, best),
+        thresholds: Thresholds { min_gain: settings.min_gain, max_regression: settings.max_regression },
+        statistics: Statistics {
+            method: "paired launches; 20 %-trimmed mean of log ratios, Yuen's t interval".to_owned(),
+            launches: best.map_or(0, |best| best.objective.count as u32),
+            confidence: CONFIDENCE,
+            seed: manifest.seed,
+        },
+        memory: winner.map_or(Memory { device_mib_per_rank: None, host_mib: None }, |winner| {
+            memory(context, evidence, winner.arm)
+        }),
+        fingerprint: manifest.fingerprint.combined.clone(),
+        search: SearchSummary {
+            arms: context.arms.len() as u32,
+            measured_cells: evidence.measured_cells(),
+            full_grid_cells: cells,
+            wall_s: facts.wall_s,
+            launches: evidence.launches(),
+            stopped_by: facts.stopped_by.clone(),
+        },
+        trials: Vec::new(),
+        notes: notes(context, evidence, facts, best),
+    }
+}
+
+fn candidate<'a>(context: &SearchContext, evidence: &Evidence, arm: &'a Arm) -> Option<Candidate<'a>> {
+    let limit = 1.0 + context.settings.max_regression;
+    let ratios = evidence.objective_log_ratios(Phase::Final, &arm.id, &context.default, &context.objective);
+    let objective = stats::log_ratio_estimate(&ratios, CONFIDENCE)?;
+    let points: Vec<(PointKey, RatioEstimate)> = context
+        .points
+        .iter()
+        .filter_map(|point| Some((*point, point_estimate(context, evidence, &arm.id, *point)?)))
+        .collect();
+    let worst = points.iter().max_by(|left, right| left.1.ratio.total_cmp(&right.1.ratio));
+    let veto = worst.filter(|(_, estimate)| estimate.ratio > limit).map(|(point, estimate)| {
+        format!(
+            "{} at {} of the default's time, {:.1} % more than the {:.1} % allowed regression permits (95 % interval {:.3} to {:.3}, {} paired launches)",
+            point,
+            format_args!("{:.3}", estimate.ratio),
+            (estimate.ratio / limit - 1.0) * 100.0,
+            context.settings.max_regression * 100.0,
+            estimate.low,
+            estimate.high,
+            estimate.count,
+        )
+    });
+    let unsafe_points = points.iter().filter(|(_, estimate)| estimate.high > limit).map(|(point, _)| *point).collect();
+    Some(Candidate { arm, objective, points, veto, unsafe_points })
+}
+
+fn point_estimate(
+    context: &SearchContext,
+    evidence: &Evidence,
+    arm: &ArmId,
+    point: PointKey,
+) -> Option<RatioEstimate> {
+    stats::log_ratio_estimate(&point_log_ratios(evidence, Phase::Final, arm, &context.default, point), CONFIDENCE)
+}
+
+/// Among arms that cannot be told from the best, the one with the fewest channels, least memory and
+/// fewest variables.
+fn simplest_tie<'a, 'b>(
+    context: &SearchContext,
+    evidence: &Evidence,
+    best: &'b Candidate<'a>,
+    adoptable: impl Iterator<Item = &'b Candidate<'a>>,
+) -> &'b Candidate<'a> {
+    let tied = adoptable.filter(|candidate| {
+        candidate.arm.id == best.arm.id || {
+            let ratios = evidence.objective_log_ratios(
+                Phase::Final,
+                &candidate.arm.id,
+                &best.arm.id,
+                &context.objective,
+            );
+            stats::log_ratio_estimate(&ratios, CONFIDENCE).is_some_and(|estimate| estimate.low <= 1.0)
+        }
+    });
+    let cost = |candidate: &&Candidate<'a>| {
+        let channels = context
+            .points
+            .iter()
+            .filter_map(|point| effective(evidence, &candidate.arm.id, *point)?.communicator_channels)
+            .max()
+            .unwrap_or(0);
+        let bytes: u64 = candidate.arm.env.get("NCCL_BUFFSIZE").and_then(|text| text.parse().ok()).unwrap_or(0);
+        (channels, bytes, candidate.arm.env.len(), candidate.arm.id.clone())
+    };
+    tied.min_by_key(cost).unwrap_or(best)
+}
+
+fn verdict_of(
+    manifest: &Manifest,
+    evidence: &Evidence,
+    finalists: &[ArmId],
+    candidates: &[Candidate<'_>],
+    winner: Option<&Candidate<'_>>,
+) -> (VerdictKind, String) {
+    let settings = &manifest.settings;
+    let gain = 1.0 - settings.min_gain;
+    if let Some(winner) = winner {
+        let estimate = &winner.objective;
+        let mut reason = format!(
+            "{} takes {:.1} % less time in collectives per pass than the default (95 % interval {:.1} % to {:.1} %, {} paired launches)",
+            winner.arm.name,
+            (1.0 - estimate.ratio) * 100.0,
+            (1.0 - estimate.high) * 100.0,
+            (1.0 - estimate.low) * 100.0,
+            estimate.count,
+        );
+        if !winner.unsafe_points.is_empty() {
+            reason.push_str(&format!(
+                "; {} of {} points are not shown safe",
+                winner.unsafe_points.len(),
+                winner.points.len()
+            ));
+        }
+        return (VerdictKind::Adopt, reason);
+    }
+    let Some((_, _, choice_reason)) = evidence.finalists() else {
+        return (VerdictKind::Undecided, "the search did not come to its end".to_owned());
+    };
+    if finalists.is_empty() {
+        return if evidence.ended_blocks(Phase::Search).is_empty() {
+            (VerdictKind::Undecided, "nothing was measured".to_owned())
+        } else {
+            (VerdictKind::KeepDefault, choice_reason.to_owned())
+        };
+    }
+    // A finalist is settled if it is vetoed, dropped, or shown to stay above the smallest gain.
+    let open = finalists.iter().find_map(|id| {
+        if evidence.dropped().iter().any(|(arm, _)| arm == id) {
+            return None;
+        }
+        match candidates.iter().find(|candidate| candidate.arm.id == *id) {
+            Some(candidate) if candidate.objective.count < FEWEST_LAUNCHES => {
+                Some(format!("{} has only {} paired launches", candidate.arm.name, candidate.objective.count))
+            }
+            Some(candidate) if candidate.veto.is_some() || candidate.objective.low > gain => None,
+            Some(candidate) if candidate.objective.high < gain => Some(format!(
+                "{} gains, but {} points are not shown safe and --strict wants them all",
+                candidate.arm.name,
+                candidate.unsafe_points.len()
+            )),
+            Some(candidate) => Some(format!(
+                "{} stands at {:.3} of the default (95 % interval {:.3} to {:.3}), on both sides of the smallest gain {:.3}",
+                candidate.arm.name, candidate.objective.ratio, candidate.objective.low, candidate.objective.high, gain
+            )),
+            None => Some("a finalist was never measured beside the default".to_owned()),
+        }
+    });
+    match open {
+        Some(reason) => (VerdictKind::Undecided, reason),
+        None => {
+            let vetoed = candidates.iter().filter(|candidate| candidate.veto.is_some()).count();
+            let reason = if vetoed > 0 {
+                format!("no finalist may ship: {vetoed} of {} regress at some point, the others do not gain enough", finalists.len())
+            } else {
+                format!("no finalist gains {:.1} % or more", settings.min_gain * 100.0)
+            };
+            (VerdictKind::KeepDefault, reason)
+        }
+    }
+}
+
+fn vetoes(
+    manifest: &Manifest,
+    context: &SearchContext,
+    evidence: &Evidence,
+    candidates: &[Candidate<'_>],
+) -> Vec<Veto> {
+    let veto = |arm: &Arm, reason: String| Veto {
+        arm: arm.id.clone(),
+        name: arm.name.clone(),
+        env: arm.env.clone(),
+        reason,
+    };
+    let mut vetoes: Vec<Veto> = candidates
+        .iter()
+        .filter_map(|candidate| Some(veto(candidate.arm, candidate.veto.clone()?)))
+        .collect();
+    for (standing, point, ratio, low) in shown_regressions(context, evidence) {
+        let Some(arm) = context.arms.iter().find(|arm| arm.id == standing.arm) else { continue };
+        if vetoes.iter().any(|known| known.arm == arm.id) || candidates.iter().any(|known| known.arm.id == arm.id) {
+            continue;
+        }
+        let change = (standing.objective_log.exp() - 1.0) * 100.0;
+        vetoes.push(veto(
+            arm,
+            format!(
+                "in the search {point} took {ratio:.2} times as long as with the default (lower bound {low:.2}; allowed {:.2}), with {change:+.1} % on the objective",
+                1.0 + manifest.settings.max_regression
+            ),
+        ));
+    }
+    for arm in &context.arms {
+        let failures = evidence.failures_of(&arm.id);
+        if let Some(failure) = failures.last()
+            && !vetoes.iter().any(|known| known.arm == arm.id)
+        {
+            vetoes.push(veto(arm, format!("{}: {}", failure.kind.name(), failure.detail)));
+        }
+    }
+    // Named arms first: people look for the recipe they know.
+    let named: Vec<&str> = manifest.space.arm.iter().map(|arm| arm.name.as_str()).collect();
+    vetoes.sort_by_key(|veto| (!named.contains(&veto.name.as_str()), veto.name.clone()));
+    vetoes
+}
+
+fn objective_record(
+    context: &SearchContext,
+    evidence: &Evidence,
+    winner: Option<&Candidate<'_>>,
+    best: Option<&Candidate<'_>>,
+) -> ObjectiveRecord {
+    let phase = if best.is_some() { Phase::Final } else { Phase::Search };
+    let of = |arm: &ArmId, batch: &crate::evidence::Batch| {
+        Objective::batch_us(batch, |point| evidence.median_us(phase, arm, point))
+    };
+    let batches: Vec<BatchObjective> = context
+        .objective
+        .batches()
+        .iter()
+        .map(|batch| BatchObjective {
+            batch: batch.batch,
+            weight: batch.weight,
+            baseline_us: of(&context.default, batch),
+            winner_us: winner.and_then(|winner| of(&winner.arm.id, batch)),
+        })
+        .collect();
+    let mean = |value: &dyn Fn(&BatchObjective) -> Option<f64>| {
+        let weighted: Option<Vec<(f64, f64)>> =
+            batches.iter().map(|batch| Some((value(batch)?, batch.weight))).collect();
+        stats::weighted_geometric_mean(&weighted?)
+    };
+    ObjectiveRecord {
+        unit: "us_per_pass".to_owned(),
+        weights: batches.iter().map(|batch| (batch.batch.to_string(), batch.weight)).collect(),
+        baseline: mean(&|batch| batch.baseline_us),
+        winner: mean(&|batch| batch.winner_us),
+        ratio: best.map(|best| best.objective.ratio),
+        ratio_ci95: best.map(|best| [best.objective.low, best.objective.high]),
+        batches,
+    }
+}
+
+fn point_verdict(
+    manifest: &Manifest,
+    context: &SearchContext,
+    evidence: &Evidence,
+    best: Option<&Candidate<'_>>,
+    point: &Point,
+) -> PointVerdict {
+    let key = point.key();
+    let estimate = best.and_then(|best| best.points.iter().find(|(known, _)| *known == key)).map(|(_, found)| found);
+    let phase = if best.is_some() { Phase::Final } else { Phase::Search };
+    PointVerdict {
+        collective: point.collective,
+        dtype: point.dtype,
+        bytes: point.bytes,
+        batch: point.batch,
+        calls_per_pass: point.calls_per_pass,
+        weight: point.weight,
+        phase: point.phase,
+        measured: point.measured,
+        baseline_us: evidence.median_us(phase, &context.default, key),
+        winner_us: best.and_then(|best| evidence.median_us(Phase::Final, &best.arm.id, key)),
+        ratio: estimate.map(|estimate| estimate.ratio),
+        ratio_ci95: estimate.map(|estimate| [estimate.low, estimate.high]),
+        margin: estimate.map(RatioEstimate::smallest_visible_regression),
+        safe: estimate.map(|estimate| estimate.high <= 1.0 + manifest.settings.max_regression),
+        effective: best.and_then(|best| effective(evidence, &best.arm.id, key)),
+        effective_default: effective(evidence, &context.default, key),
+    }
+}
+
+/// What ran, where all launches agree; the first launch's otherwise.
+fn effective(evidence: &Evidence, arm: &ArmId, point: PointKey) -> Option<Effective> {
+    evidence.all_values(arm, point).last().map(|value| value.effective.clone())
+}
+
+fn unmeasured(manifest: &Manifest) -> Vec<String> {
+    let mut list: Vec<String> = manifest
+        .workload
+        .points
+        .iter()
+        .chain(&manifest.workload.guard)
+        .filter(|point| !point.measured)
+        .map(|point| format!("{} {} of {} bytes ({})", point.collective, point.dtype, point.bytes, point.origin))
+        .collect();
+    list.dedup();
+    list
+}
+
+/// Half-width of default against default, on the objective, at the launch count of the verdict.
+fn noise_floor(context: &SearchContext, evidence: &Evidence, best: Option<&Candidate<'_>>) -> Option<f64> {
+    let phase = if best.is_some() { Phase::Final } else { Phase::Search };
+    let mut launches: BTreeMap<u32, BTreeMap<PointKey, f64>> = BTreeMap::new();
+    for point in &context.points {
+        for value in evidence.values(phase, &context.default, *point) {
+            launches.entry(value.launch).or_default().insert(*point, value.median_us);
+        }
+    }
+    let objectives: Vec<f64> = launches
+        .values()
+        .filter_map(|medians| {
+            let batches: Option<Vec<(f64, f64)>> = context
+                .objective
+                .batches()
+                .iter()
+                .map(|batch| {
+                    Some((Objective::batch_us(batch, |point| medians.get(&point).copied())?, batch.weight))
+                })
+                .collect();
+            stats::weighted_geometric_mean(&batches?)
+        })
+        .collect();
+    let count = best.map_or(objectives.len(), |best| best.objective.count);
+    stats::noise_floor(&objectives, count, CONFIDENCE)
+}
+
+/// Additional buffers against the default, estimated from the channels NCCL reported: per channel one
+/// set of buffers for the ring and two for the tree, in host memory where ranks meet there.
+fn memory(context: &SearchContext, evidence: &Evidence, arm: &Arm) -> Memory {
+    let of = |id: &ArmId| context.points.iter().find_map(|point| effective(evidence, id, *point));
+    let (Some(winner), Some(default)) = (of(&arm.id), of(&context.default)) else {
+        return Memory { device_mib_per_rank: None, host_mib: None };
+    };
+    let (Some(channels), Some(before)) = (winner.communicator_channels, default.communicator_channels) else {
+        return Memory { device_mib_per_rank: None, host_mib: None };
+    };
+    let simple = arm.env.get("NCCL_BUFFSIZE").and_then(|text| text.parse().ok()).unwrap_or(SIMPLE_BYTES);
+    let set = |simple: f64| (simple + LL_BYTES + LL128_BYTES) * 3.0 / f64::from(1 << 20);
+    let additional = f64::from(channels) * set(simple) - f64::from(before) * set(SIMPLE_BYTES);
+    let ranks = context.points.first().map_or(1, |point| point.ranks);
+    let host = winner.transport.as_deref().is_some_and(|transport| transport.contains("SHM"));
+    if host {
+        Memory { device_mib_per_rank: Some(0.0), host_mib: Some(additional * f64::from(ranks)) }
+    } else {
+        Memory { device_mib_per_rank: Some(additional), host_mib: Some(0.0) }
+    }
+}
+
+fn evidence_final_cells(context: &SearchContext, evidence: &Evidence) -> u32 {
+    context
+        .arms
+        .iter()
+        .flat_map(|arm| context.points.iter().map(move |point| (arm, point)))
+        .map(|(arm, point)| evidence.values(Phase::Final, &arm.id, *point).len() as u32)
+        .sum()
+}
+
+fn notes(
+    context: &SearchContext,
+    evidence: &Evidence,
+    facts: &CampaignFacts,
+    best: Option<&Candidate<'_>>,
+) -> Vec<String> {
+    let mut notes = facts.notes.clone();
+    if evidence.segments() > 0 {
+        notes.push(format!("the run was resumed {} times; no pair spans a resume", evidence.segments()));
+    }
+    let phase = if best.is_some() { Phase::Final } else { Phase::Search };
+    for point in &context.points {
+        let medians: Vec<f64> =
+            evidence.values(phase, &context.default, *point).iter().map(|value| value.median_us).collect();
+        if let Some(drift) = stats::drift(&medians)
+            && drift.beyond_noise
+        {
+            notes.push(format!(
+                "the default drifted at {point}: its last third took {:.3} of the first third's time; pairs are side by side, so the verdict is not touched by it",
+                drift.ratio
+            ));
+        }
+    }
+    if let Some(best) = best {
+        for value in context.points.iter().flat_map(|point| evidence.values(Phase::Final, &best.arm.id, *point)) {
+            for flag in &value.flags {
+                let note = match flag {
+                    crate::record::Flag::Ignored => {
+                        format!("{}: NCCL left no sign of having read every variable", best.arm.name)
+                    }
+                    crate::record::Flag::Substituted => {
+                        format!("{}: NCCL ran another algorithm or protocol than was asked for", best.arm.name)
+                    }
+                };
+                if !notes.contains(&note) {
+                    notes.push(note);
+                }
+            }
+        }
+    }
+    notes
+}

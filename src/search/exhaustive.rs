@@ -1,0 +1,193 @@
+//! The reference: every arm in every block of the search, then the finalists on fresh launches.
+
+use super::{SearchContext, Standing, Strategy, Want, complete_blocks, living, pooled_half_width, pooled_spread, standings};
+use crate::evidence::Evidence;
+use crate::record::{Arm, ArmId, DropReason, Phase, PointKey};
+use crate::stats;
+
+/// Fewest and most paired launches of a finalist.
+const LAUNCHES: (u32, u32) = (6, 24);
+/// Planned where the search tells too little about the noise.
+const USUAL_LAUNCHES: u32 = 12;
+/// Confidence of the interval that drops a finalist early.
+const DROP_CONFIDENCE: f64 = 0.99;
+/// Confidence the verdict will use, for planning.
+const CONFIDENCE: f64 = 0.95;
+
+/// See the module's first line.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Exhaustive;
+
+impl Strategy for Exhaustive {
+    fn next(&self, context: &SearchContext, evidence: &Evidence) -> Want {
+        match evidence.finalists() {
+            None => search(context, evidence),
+            Some((finalists, launches, _)) => finals(context, evidence, finalists, launches),
+        }
+    }
+}
+
+fn search(context: &SearchContext, evidence: &Evidence) -> Want {
+    let mut living = living(context, evidence);
+    if !living.remove(&context.default) {
+        // Without a default there is nothing to compare with.
+        return Want::Done { budget: false };
+    }
+    let done = |arm: &ArmId| complete_blocks(context, evidence, Phase::Search, arm) as u32;
+    let mut behind: Vec<ArmId> =
+        living.iter().filter(|arm| done(arm) < context.settings.search_blocks).cloned().collect();
+    // Blocks in which the default was measured: alone, it still needs its repeats.
+    let default_blocks = context
+        .points
+        .iter()
+        .map(|point| evidence.values(Phase::Search, &context.default, *point).len() as u32)
+        .min()
+        .unwrap_or(0);
+    let default_alone = living.is_empty() && default_blocks < context.settings.search_blocks;
+    if !behind.is_empty() || default_alone {
+        if default_blocks > 0 && !time_for_another_search_block(context, evidence) {
+            return choose(context, evidence, "the time budget ended the search early; ");
+        }
+        behind.push(context.default.clone());
+        return Want::Block { phase: Phase::Search, arms: behind };
+    }
+    choose(context, evidence, "")
+}
+
+/// Whether another block of the search leaves time for the smallest final.
+fn time_for_another_search_block(context: &SearchContext, evidence: &Evidence) -> bool {
+    let Some(budget) = context.budget_s else { return true };
+    let blocks = evidence.ended_blocks(Phase::Search).len().max(1) as f64;
+    let block_s = evidence.duration_s() / blocks;
+    let launch_s = evidence.duration_s() / f64::from(evidence.launches().max(1));
+    let final_s = launch_s * f64::from(LAUNCHES.0) * f64::from(context.settings.finalists + 1);
+    evidence.duration_s() + block_s + final_s <= budget
+}
+
+fn choose(context: &SearchContext, evidence: &Evidence, prefix: &str) -> Want {
+    let settings = &context.settings;
+    let standings = standings(context, evidence);
+    let blocks = evidence.ended_blocks(Phase::Search).len();
+    let half_width = pooled_half_width(context, evidence, None, blocks);
+    let gain = (1.0 - settings.min_gain).ln();
+    let limit = (1.0 + settings.max_regression).ln();
+    // Left out: what cannot reach the smallest gain, and what was shown to regress somewhere.
+    let open: Vec<&Standing> = standings
+        .iter()
+        .filter(|standing| standing.objective_log - half_width < gain && standing.objective_log < 0.0)
+        .filter(|standing| standing.worst.is_none_or(|(_, log, half_width)| log - half_width <= limit))
+        .collect();
+    let (calm, doubtful): (Vec<&Standing>, Vec<&Standing>) =
+        open.into_iter().partition(|standing| standing.worst.is_none_or(|(_, log, _)| log <= limit));
+    let ranked: Vec<&Standing> = calm.into_iter().chain(doubtful).collect();
+    let wanted = settings.finalists as usize;
+    let mut finalists: Vec<&Standing> = ranked.iter().copied().take(wanted).collect();
+    // The simplest arm that the search cannot tell from the best deserves its chance: with equal
+    // times, fewer variables win.
+    if let Some(best) = finalists.first().copied() {
+        let simplest = ranked
+            .iter()
+            .copied()
+            .filter(|standing| standing.objective_log - best.objective_log <= half_width)
+            .filter(|standing| standing.worst.is_none_or(|(_, log, _)| log <= limit))
+            .min_by_key(|standing| (variables(context, &standing.arm), standing.arm.clone()));
+        if let Some(simplest) = simplest
+            && !finalists.contains(&simplest)
+        {
+            finalists.truncate(wanted.saturating_sub(1).max(1));
+            finalists.push(simplest);
+        }
+    }
+    let launches = settings
+        .final_launches
+        .unwrap_or_else(|| planned_launches(context, evidence, finalists.first().map(|best| best.objective_log)));
+    let reason = if finalists.is_empty() {
+        format!("{prefix}no arm looked faster than the default by the smallest gain in {blocks} blocks")
+    } else {
+        format!(
+            "{prefix}best of {} arms over {blocks} blocks; {launches} paired launches follow from the noise seen",
+            standings.len()
+        )
+    };
+    Want::Finalists { arms: finalists.into_iter().map(|standing| standing.arm.clone()).collect(), launches, reason }
+}
+
+fn variables(context: &SearchContext, id: &ArmId) -> usize {
+    context.arms.iter().find(|arm| arm.id == *id).map_or(usize::MAX, |arm: &Arm| arm.env.len())
+}
+
+/// Launches after which the intervals should be narrow enough, from the spread seen in the search.
+/// Fixed before the final begins, so that nobody stops when the figures happen to look good.
+fn planned_launches(context: &SearchContext, evidence: &Evidence, best_log: Option<f64>) -> u32 {
+    let settings = &context.settings;
+    let Some(objective_spread) = pooled_spread(context, evidence, None) else { return USUAL_LAUNCHES };
+    let needed = |spread: f64, target: f64| {
+        stats::launches_needed(spread, target.max(0.002), CONFIDENCE, LAUNCHES.0, LAUNCHES.1)
+    };
+    // The objective's interval must clear the smallest gain from where the best arm seems to be.
+    let distance = best_log.map_or(settings.min_gain, |log| ((1.0 - settings.min_gain).ln() - log).abs());
+    let for_objective = needed(objective_spread, (distance / 1.5).min(settings.min_gain));
+    // A neutral point must not be taken for a regression by noise alone.
+    let for_points = context
+        .points
+        .iter()
+        .filter_map(|point| pooled_spread(context, evidence, Some(*point)))
+        .map(|spread| needed(spread, settings.max_regression))
+        .max()
+        .unwrap_or(USUAL_LAUNCHES);
+    for_objective.max(for_points)
+}
+
+fn finals(context: &SearchContext, evidence: &Evidence, finalists: &[ArmId], launches: u32) -> Want {
+    let living = living(context, evidence);
+    let gone: Vec<&ArmId> = evidence.dropped().iter().map(|(arm, _)| arm).collect();
+    let mut behind = Vec::new();
+    for arm in finalists.iter().filter(|arm| !gone.contains(arm)) {
+        if !living.contains(arm) {
+            let detail = evidence.failures_of(arm).last().map(|failure| failure.detail.clone()).unwrap_or_default();
+            return Want::Drop { arm: arm.clone(), reason: DropReason::Failing, detail };
+        }
+        let done = complete_blocks(context, evidence, Phase::Final, arm) as u32;
+        if done >= LAUNCHES.0
+            && done < launches
+            && let Some(detail) = hopeless(context, evidence, arm)
+        {
+            return Want::Drop { arm: arm.clone(), reason: DropReason::Hopeless, detail };
+        }
+        if done < launches {
+            behind.push(arm.clone());
+        }
+    }
+    if behind.is_empty() || !living.contains(&context.default) {
+        return Want::Done { budget: false };
+    }
+    if context.budget_s.is_some_and(|budget| evidence.duration_s() >= budget) {
+        return Want::Done { budget: true };
+    }
+    behind.push(context.default.clone());
+    Want::Block { phase: Phase::Final, arms: behind }
+}
+
+/// Why a finalist cannot be adopted any more, with figures. Dropping only ever leads away from a
+/// change, so looking often costs nothing but a chance.
+fn hopeless(context: &SearchContext, evidence: &Evidence, arm: &ArmId) -> Option<String> {
+    let settings = &context.settings;
+    let ratios = evidence.objective_log_ratios(Phase::Final, arm, &context.default, &context.objective);
+    let objective = stats::log_ratio_estimate(&ratios, DROP_CONFIDENCE)?;
+    if objective.low > 1.0 - settings.min_gain {
+        return Some(format!(
+            "the objective is {:.3} of the default's (99 % interval {:.3} to {:.3})",
+            objective.ratio, objective.low, objective.high
+        ));
+    }
+    context.points.iter().find_map(|point: &PointKey| {
+        let logs = super::point_log_ratios(evidence, Phase::Final, arm, &context.default, *point);
+        let estimate = stats::log_ratio_estimate(&logs, DROP_CONFIDENCE)?;
+        (estimate.low > 1.0 + settings.max_regression).then(|| {
+            format!(
+                "{point} takes {:.3} of the default's time (99 % interval {:.3} to {:.3})",
+                estimate.ratio, estimate.low, estimate.high
+            )
+        })
+    })
+}

@@ -1,0 +1,191 @@
+//! What to measure next. A strategy is a pure function of the evidence, so a resumed run asks it the
+//! same question an unbroken one would and gets the same answer.
+
+mod exhaustive;
+
+pub use exhaustive::Exhaustive;
+
+use std::collections::BTreeSet;
+
+use crate::evidence::{Evidence, Objective};
+use crate::quarantine::quarantined;
+use crate::record::{Arm, ArmId, DropReason, Phase, PointKey, Settings};
+use crate::stats;
+
+/// Pooled intervals of the search need this many repeats in all before they mean anything.
+const FEWEST_RESIDUALS: usize = 6;
+/// Two-sided normal quantile of 95 %. The pooled spread rests on many arms, so its own uncertainty
+/// is small against it.
+const NORMAL_95: f64 = 1.959_964;
+
+/// What does not change during a run.
+#[derive(Debug, Clone)]
+pub struct SearchContext {
+    /// All arms.
+    pub arms: Vec<Arm>,
+    /// The default's id.
+    pub default: ArmId,
+    /// What is optimised.
+    pub objective: Objective,
+    /// Every point that is measured, guard points included.
+    pub points: Vec<PointKey>,
+    /// Thresholds and sizes.
+    pub settings: Settings,
+    /// Seconds the run may take in all.
+    pub budget_s: Option<f64>,
+}
+
+/// What a strategy wants.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Want {
+    /// A block that holds these arms; the default is among them.
+    Block {
+        /// What for.
+        phase: Phase,
+        /// Which arms, in no particular order.
+        arms: Vec<ArmId>,
+    },
+    /// The search is over: these compete.
+    Finalists {
+        /// Best first.
+        arms: Vec<ArmId>,
+        /// Paired launches each.
+        launches: u32,
+        /// Why.
+        reason: String,
+    },
+    /// A finalist cannot win any more.
+    Drop {
+        /// Which.
+        arm: ArmId,
+        /// Why.
+        reason: DropReason,
+        /// The figures.
+        detail: String,
+    },
+    /// Nothing more.
+    Done {
+        /// Whether the time budget ended it.
+        budget: bool,
+    },
+}
+
+/// Decides what to measure next.
+pub trait Strategy {
+    /// The next want, from everything that is known.
+    fn next(&self, context: &SearchContext, evidence: &Evidence) -> Want;
+}
+
+/// How an arm stands after the search.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Standing {
+    /// Which arm.
+    pub arm: ArmId,
+    /// Mean log ratio of the objective to the default.
+    pub objective_log: f64,
+    /// The worst point: (point, mean log ratio, half-width).
+    pub worst: Option<(PointKey, f64, f64)>,
+}
+
+/// Every arm that was measured at all points, with its mean log ratios; best objective first.
+pub fn standings(context: &SearchContext, evidence: &Evidence) -> Vec<Standing> {
+    let quarantined = quarantined(evidence);
+    let mut standings: Vec<Standing> = context
+        .arms
+        .iter()
+        .filter(|arm| arm.id != context.default && !quarantined.contains(&arm.id))
+        .filter_map(|arm| {
+            let ratios =
+                evidence.objective_log_ratios(Phase::Search, &arm.id, &context.default, &context.objective);
+            let objective_log = stats::mean(&ratios)?;
+            let worst = context
+                .points
+                .iter()
+                .filter_map(|point| {
+                    let logs = point_log_ratios(evidence, Phase::Search, &arm.id, &context.default, *point);
+                    let mean = stats::mean(&logs)?;
+                    let half_width = pooled_half_width(context, evidence, Some(*point), logs.len());
+                    Some((*point, mean, half_width))
+                })
+                .max_by(|left, right| left.1.total_cmp(&right.1));
+            Some(Standing { arm: arm.id.clone(), objective_log, worst })
+        })
+        .collect();
+    standings.sort_by(|left, right| {
+        left.objective_log.total_cmp(&right.objective_log).then_with(|| left.arm.cmp(&right.arm))
+    });
+    standings
+}
+
+/// Arms whose regression at some point was already shown by the search: (standing, point, share,
+/// lower bound).
+pub fn shown_regressions(context: &SearchContext, evidence: &Evidence) -> Vec<(Standing, PointKey, f64, f64)> {
+    let limit = (1.0 + context.settings.max_regression).ln();
+    standings(context, evidence)
+        .into_iter()
+        .filter_map(|standing| {
+            let (point, log, half_width) = standing.worst?;
+            (log - half_width > limit).then(|| (standing, point, log.exp(), (log - half_width).exp()))
+        })
+        .collect()
+}
+
+/// Log ratios of an arm to the default at a point, one per block.
+pub fn point_log_ratios(
+    evidence: &Evidence,
+    phase: Phase,
+    arm: &ArmId,
+    default: &ArmId,
+    point: PointKey,
+) -> Vec<f64> {
+    let pairs: Vec<(f64, f64)> =
+        evidence.pairs(phase, arm, default, point).into_iter().map(|(_, arm, default)| (arm, default)).collect();
+    stats::paired_log_ratios(&pairs).unwrap_or_default()
+}
+
+/// Spread of one block's log ratio around its arm's mean, pooled over all arms; of the objective, or
+/// of one point. A single arm has two or three blocks in the search, far too few for a spread of its
+/// own; noise belongs to the machine rather than to the arm, so all arms together tell it.
+pub fn pooled_spread(context: &SearchContext, evidence: &Evidence, point: Option<PointKey>) -> Option<f64> {
+    let (mut squares, mut degrees, mut residuals) = (0.0, 0_usize, 0_usize);
+    for arm in context.arms.iter().filter(|arm| arm.id != context.default) {
+        let logs = match point {
+            Some(point) => point_log_ratios(evidence, Phase::Search, &arm.id, &context.default, point),
+            None => evidence.objective_log_ratios(Phase::Search, &arm.id, &context.default, &context.objective),
+        };
+        let Some(mean) = stats::mean(&logs) else { continue };
+        squares += logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
+        degrees += logs.len() - 1;
+        residuals += logs.len();
+    }
+    (residuals >= FEWEST_RESIDUALS && degrees > 0).then(|| (squares / degrees as f64).sqrt())
+}
+
+/// Half-width of a 95 % interval for a mean of `count` log ratios; infinite where nothing is known.
+pub fn pooled_half_width(
+    context: &SearchContext,
+    evidence: &Evidence,
+    point: Option<PointKey>,
+    count: usize,
+) -> f64 {
+    match pooled_spread(context, evidence, point) {
+        Some(spread) if count > 0 => NORMAL_95 * spread / (count as f64).sqrt(),
+        _ => f64::INFINITY,
+    }
+}
+
+/// Arms that can still be measured.
+fn living(context: &SearchContext, evidence: &Evidence) -> BTreeSet<ArmId> {
+    let quarantined = quarantined(evidence);
+    context.arms.iter().map(|arm| arm.id.clone()).filter(|id| !quarantined.contains(id)).collect()
+}
+
+/// Blocks in which an arm was measured at every point beside the default.
+fn complete_blocks(context: &SearchContext, evidence: &Evidence, phase: Phase, arm: &ArmId) -> usize {
+    let blocks_at = |point: &PointKey| -> BTreeSet<u32> {
+        evidence.pairs(phase, arm, &context.default, *point).into_iter().map(|(block, _, _)| block).collect()
+    };
+    let mut points = context.points.iter();
+    let Some(first) = points.next() else { return 0 };
+    points.fold(blocks_at(first), |common, point| common.intersection(&blocks_at(point)).copied().collect()).len()
+}
