@@ -9,6 +9,7 @@ pub mod canonical;
 pub mod clock;
 pub mod collective;
 pub mod error_kind;
+pub mod knob;
 pub mod machine;
 pub mod seed;
 pub mod units;
