@@ -15,3 +15,5 @@ pub mod seed;
 pub mod units;
 // 1 records
 pub mod record;
+// 2 descriptions
+pub mod nccl_log;

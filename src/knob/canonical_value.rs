@@ -176,8 +176,8 @@ fn word(knob: &Knob, text: &str) -> Result<String, ValueError> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::all;
     use super::*;
+    use crate::knob::all;
 
     #[test]
     fn values_are_written_one_way() {

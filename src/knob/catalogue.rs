@@ -42,18 +42,32 @@ const CLUSTER: &[Route] = &[
 const NVLS_CTAS: &[Route] =
     &[AT_LAUNCH, route(v(27, 3), Way::ConfigField("nvlsCTAs"), Proof::Line("Comm config nvlsCTAs set to"))];
 /// graphUsageMode 0 is NCCL_GRAPH_MIXING_SUPPORT=0 and 2 is 1.
-const GRAPH_USAGE: &[Route] = &[AT_LAUNCH, route(v(29, 2), Way::ConfigField("graphUsageMode"), Proof::None)];
-const GRAPH_ORDERING: &[Route] = &[AT_LAUNCH, route(v(30, 7), Way::ConfigField("graphStreamOrdering"), Proof::None)];
+const GRAPH_USAGE: &[Route] =
+    &[AT_LAUNCH, route(v(29, 2), Way::ConfigField("graphUsageMode"), Proof::Line("Comm config graphUsageMode set to"))];
+const GRAPH_ORDERING: &[Route] = &[
+    AT_LAUNCH,
+    route(v(30, 7), Way::ConfigField("graphStreamOrdering"), Proof::Line("Comm config graphStreamOrdering set to")),
+];
 const BLOCKING: &[Route] =
     &[AT_LAUNCH, route(v(17, 1), Way::ConfigField("blocking"), Proof::Line("Comm config Blocking set to"))];
 /// An integer with its usual line up to 2.28, words with a line of their own since.
 const POLICY: &[Route] = &[
-    Route { since: ALWAYS, until: Some(v(28, 9)), way: Way::LaunchEnvironment, proof: Proof::SetByEnvironment },
-    route(v(29, 2), Way::LaunchEnvironment, Proof::Line("Parsed environment variable NCCL_CTA_POLICY=")),
+    Route { since: ALWAYS, until: Some(v(28, u32::MAX)), way: Way::LaunchEnvironment, proof: Proof::SetByEnvironment },
+    route(v(29, 0), Way::LaunchEnvironment, Proof::Line("Parsed environment variable NCCL_CTA_POLICY=")),
     route(v(27, 3), Way::ConfigField("CTAPolicy"), Proof::Line("Comm config CTA policy flags set to")),
 ];
+/// Read by every communicator, but mentioned only by the first.
+const MODE: &[Route] = &[AT_LAUNCH, route(ALWAYS, Way::CommunicatorEnvironment, Proof::None)];
 /// Loaded with the first communicator that wants it.
-const PLUGIN: &[Route] = &[route(ALWAYS, Way::LaunchEnvironment, Proof::Line("TUNER/Plugin: Using"))];
+const PLUGIN: &[Route] = &[
+    Route {
+        since: ALWAYS,
+        until: Some(v(20, u32::MAX)),
+        way: Way::LaunchEnvironment,
+        proof: Proof::Line("Using tuner plugin: "),
+    },
+    route(v(21, 0), Way::LaunchEnvironment, Proof::Line("TUNER/Plugin: Using")),
+];
 
 const CHANNELS: Values = Values::Integer { min: 1, max: 64 };
 
@@ -445,7 +459,7 @@ pub(super) static KNOBS: &[Knob] = &[
         Words(&["PARALLEL", "GROUP"]),
         "PARALLEL",
         ALWAYS,
-        COMMUNICATOR,
+        MODE,
         "Chooses whether a process with several GPUs launches their kernels one by one or together.",
     ),
     knob(

@@ -132,11 +132,11 @@ fn parse_per_function(text: &str, known: &'static [&'static str]) -> Result<List
     let starts_late = text.starts_with(';');
     for (index, entry) in tokens(text, ';').enumerate() {
         let mut parts = tokens(entry, ':');
-        let first = parts.next().ok_or(ListError::Crash)?;
-        let (function, list) = match parts.next() {
-            Some(list) => (Some(first), list),
-            None if index > 0 || starts_late => return Err(ListError::LatePlain),
-            None => (None, first),
+        let (function, list) = match (parts.next(), parts.next()) {
+            (Some(function), Some(list)) => (Some(function), list),
+            _ if index > 0 || starts_late => return Err(ListError::LatePlain),
+            (Some(list), None) => (None, list),
+            (None, _) => return Err(ListError::Crash),
         };
         lists.dropped.extend(parts.map(|part| format!(":{part}")));
         let at = match function {
@@ -249,6 +249,7 @@ mod tests {
             ("allreduces:ring", ListError::Function("allreduces".into())),
             ("allreduce:", ListError::Element("allreduce".into())),
             (":", ListError::Crash),
+            ("ring;:", ListError::LatePlain),
         ];
         for (text, error) in cases {
             assert_eq!(algorithms(text, NEW), Err(error), "{text:?}");

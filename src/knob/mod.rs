@@ -268,6 +268,14 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     all().iter().map(|knob| knob.name).chain(others::names())
 }
 
+/// The texts of every [`Proof::Line`]: what a reader of NCCL's log has to keep.
+pub fn proof_lines() -> impl Iterator<Item = &'static str> {
+    all().iter().flat_map(|knob| knob.all_routes).filter_map(|route| match route.proof {
+        Proof::Line(text) => Some(text),
+        Proof::SetByEnvironment | Proof::None => None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

@@ -139,7 +139,8 @@ pub fn read_as_nccl(name: &str, text: &str, version: NcclVersion) -> Reading {
     let Some(knob) = knob else {
         return match others::find(name) {
             Some(other) if other.kind == others::Kind::Integer => read_integer(name, None, text, version),
-            _ => read_text(text),
+            // Not every one of them has a line in the log.
+            _ => Reading { logged: None, ..read_text(text) },
         };
     };
     match (name, knob.values) {
@@ -151,6 +152,7 @@ pub fn read_as_nccl(name: &str, text: &str, version: NcclVersion) -> Reading {
         (_, Values::Algorithms | Values::Protocols) => read_lists(knob, text, version),
         (_, values) if values.is_integer() => read_integer(name, Some(knob), text, version),
         (_, Values::File) => read_file(text),
+        ("NCCL_TUNER_PLUGIN", _) if version >= NcclVersion::v2(28, 0) => read_text(text),
         ("NCCL_TUNER_PLUGIN" | "NCCL_SYM_KERNEL", _) => Reading { logged: None, ..read_text(text) },
         _ => read_text(text),
     }
@@ -646,8 +648,8 @@ fn without_choice(no_algorithm_at_all: bool, version: NcclVersion) -> &'static s
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::names;
     use super::*;
+    use crate::knob::names;
 
     const V: NcclVersion = NcclVersion::v2(28, 9);
 
