@@ -14,3 +14,9 @@ pub mod seed;
 pub mod units;
 // 1 records
 pub mod record;
+// 2 descriptions
+pub mod env_syntax;
+pub mod wording;
+// 7 telling
+pub mod emit;
+pub mod report;
