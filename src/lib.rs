@@ -20,7 +20,9 @@ pub mod stats;
 // 2 descriptions
 pub mod bindings;
 pub mod dynlib;
+pub mod env_syntax;
 pub mod evidence;
+pub mod wording;
 pub mod workload;
 // 3 tools
 pub mod journal;
@@ -37,3 +39,6 @@ pub mod search;
 pub mod choice;
 // 6 campaign
 pub mod campaign;
+// 7 telling
+pub mod emit;
+pub mod report;

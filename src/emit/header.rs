@@ -1,0 +1,115 @@
+//! The comment lines at the top of every file: written for people, and read back by those who must
+//! know whether a file belongs on this machine.
+
+use super::{EmitAs, comment, companions};
+use crate::env_syntax::EnvLine;
+use crate::record::{Choice, Manifest, Origin, VerdictKind};
+use crate::wording::{self, Condition};
+
+const FINGERPRINT: &str = "machine fingerprint: ";
+const VERDICT: &str = "verdict: ";
+const HOLDS: &str = "holds only while: ";
+const TOOL: &str = "nccltune ";
+
+/// The header of an answer without its leading "# ".
+pub(super) fn lines(choice: &Choice, manifest: &Manifest, form: EmitAs, empty: bool) -> Vec<EnvLine> {
+    let workload = &manifest.workload;
+    let mut lines = vec![
+        format!(
+            "{TOOL}{}: NCCL settings for {}, TP {}, on {}",
+            manifest.tool_version, workload.model, workload.tensor_parallel, manifest.machine.name
+        ),
+        form.consumers().to_owned(),
+    ];
+    lines.extend(wording::labels(choice, manifest).iter().map(ToString::to_string));
+    lines.push(format!("machine: {}", wording::machine(&manifest.machine, &manifest.devices)));
+    lines.push(format!("NCCL: {}", wording::nccl(manifest.nccl.as_ref())));
+    lines.push(format!("{FINGERPRINT}{}", manifest.fingerprint.combined));
+    lines.push(format!("workload: {}", wording::workload(workload)));
+    lines.push(format!("{VERDICT}{}", wording::verdict(choice)));
+    lines.extend(wording::best_finalist(choice));
+    if choice.verdict == VerdictKind::Adopt {
+        let unsafe_points = wording::not_shown_safe(choice);
+        if !unsafe_points.is_empty() {
+            let allowed = wording::percent(choice.thresholds.max_regression);
+            lines.push(format!("not ruled out: a regression of more than {allowed} at {}", unsafe_points.join("; ")));
+        }
+        lines.extend(wording::memory(choice).map(|memory| format!("memory: {memory}")));
+    }
+    if !choice.unmeasured.is_empty() {
+        lines.push(format!("not measured, so not covered: {}", choice.unmeasured.join("; ")));
+    }
+    lines.push(format!("date: {}", manifest.created));
+    lines.push(format!("seed: {}", manifest.seed));
+    for condition in wording::conditions(choice, manifest) {
+        let Condition { variable, value, origin } = &condition;
+        let below = if *origin == Some(Origin::Pin) && !empty { ", set below" } else { "" };
+        let who = condition.origin_words(&workload.engine);
+        lines.push(format!("{HOLDS}{variable}={value} ({who}{below})"));
+    }
+    if choice.verdict == VerdictKind::Adopt {
+        lines.extend(companions(choice).into_iter().map(|companion| format!("needs beside it: {companion}")));
+    }
+    if empty {
+        lines.push(
+            match choice.verdict {
+                VerdictKind::Adopt => "This file sets no variables: the answer needs none.",
+                VerdictKind::KeepDefault => "This file sets no variables: the default is the answer.",
+                VerdictKind::Undecided => {
+                    "This file sets no variables: nothing was shown to be better than the default."
+                }
+            }
+            .to_owned(),
+        );
+    }
+    lines.iter().map(|line| comment(line)).collect()
+}
+
+/// What a file says of itself. Everything is absent in a file that nccltune did not write.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Version of the tool that wrote it.
+    pub tool_version: Option<String>,
+    /// Loud words ("SIMULATED").
+    pub labels: Vec<String>,
+    /// Fingerprint of the machine it was measured on, all digits.
+    pub fingerprint: Option<String>,
+    /// Name of the verdict ("adopt").
+    pub verdict: Option<String>,
+    /// Variables it holds under, as NAME=VALUE.
+    pub conditions: Vec<String>,
+}
+
+impl Header {
+    /// Whether no GPU was measured.
+    pub fn simulated(&self) -> bool {
+        self.labels.iter().any(|label| label == "SIMULATED")
+    }
+}
+
+/// Reads the header of an emitted file in either form: the comment lines before the first other line.
+pub fn read_header(text: &str) -> Header {
+    let mut header = Header::default();
+    for (index, line) in text.lines().map_while(|line| line.strip_prefix('#')).enumerate() {
+        let line = line.trim();
+        if index == 0 {
+            header.tool_version =
+                line.strip_prefix(TOOL).and_then(|rest| rest.split_once(": ")).map(|(version, _)| version.to_owned());
+        } else if let Some(fingerprint) = line.strip_prefix(FINGERPRINT) {
+            header.fingerprint.get_or_insert_with(|| fingerprint.to_owned());
+        } else if let Some(verdict) = line.strip_prefix(VERDICT) {
+            let name = verdict.split(':').next().unwrap_or(verdict);
+            header.verdict.get_or_insert_with(|| name.to_owned());
+        } else if let Some(condition) = line.strip_prefix(HOLDS) {
+            // The value may hold blanks in the shell form; the remark behind it is in parentheses.
+            let assignment = condition.rsplit_once(" (").map_or(condition, |(assignment, _)| assignment);
+            header.conditions.push(assignment.to_owned());
+        } else if let Some(word) = ["SIMULATED", "REPLAYED", "HOST-MEMORY"]
+            .into_iter()
+            .find(|word| line.strip_prefix(word).is_some_and(|rest| rest.is_empty() || rest.starts_with(':')))
+        {
+            header.labels.push(word.to_owned());
+        }
+    }
+    header
+}

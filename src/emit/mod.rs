@@ -1,0 +1,404 @@
+//! Writes the answer of a run in the forms it can be deployed in.
+//!
+//! A file that sets variables travels further than the run it came from, so each says on its own
+//! lines what it was measured on, under what, with what gain, and whom it is for.
+
+mod header;
+
+use crate::env_syntax::{self, Dialect, EnvLine, EnvWriteError};
+use crate::error_kind::{Classified, ErrorKind};
+use crate::record::{AnswerKind, Choice, Manifest, Origin, VerdictKind};
+use crate::wording;
+
+pub use header::{Header, read_header};
+
+/// In which form the answer is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EmitAs {
+    /// tuned.env.
+    Env,
+    /// tuned.sh.
+    Shell,
+}
+
+impl EmitAs {
+    /// All forms.
+    pub const ALL: [Self; 2] = [Self::Env, Self::Shell];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Env => "env",
+            Self::Shell => "shell",
+        }
+    }
+
+    /// The name of the file in a run directory.
+    pub const fn file_name(self) -> &'static str {
+        match self {
+            Self::Env => "tuned.env",
+            Self::Shell => "tuned.sh",
+        }
+    }
+
+    const fn dialect(self) -> Dialect {
+        match self {
+            Self::Env => Dialect::EnvFile,
+            Self::Shell => Dialect::Shell,
+        }
+    }
+
+    const fn consumers(self) -> &'static str {
+        match self {
+            Self::Env => {
+                "For docker --env-file, systemd EnvironmentFile= and compose env_file; a shell reads tuned.sh instead."
+            }
+            Self::Shell => {
+                "For `. ./tuned.sh` in a POSIX shell before the server starts; docker, systemd and compose read \
+                 tuned.env instead."
+            }
+        }
+    }
+}
+
+/// Why an answer could not be written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EmitError {
+    /// The form cannot say one of the values.
+    #[error(transparent)]
+    Write(#[from] EnvWriteError),
+    /// The two records do not belong together.
+    #[error("choice.json and manifest.json are not of one run: machine fingerprints {choice} and {manifest}")]
+    DifferentRuns {
+        /// The choice's fingerprint, clipped.
+        choice: String,
+        /// The manifest's fingerprint, clipped.
+        manifest: String,
+    },
+    /// The answer would undo a pin that every measurement held under.
+    #[error(
+        "the answer sets {variable}={chosen}, but every measurement ran with {variable}={pinned}, pinned by the user"
+    )]
+    PinContradicted {
+        /// The variable.
+        variable: String,
+        /// Its pinned value.
+        pinned: String,
+        /// Its value in the answer.
+        chosen: String,
+    },
+    /// NCCL would read another number than a person does.
+    #[error("{variable}={value} is not a plain decimal: NCCL reads a suffix as nothing and a leading 0 as octal")]
+    NotPlainDecimal {
+        /// The variable.
+        variable: String,
+        /// Its value.
+        value: String,
+    },
+}
+
+impl Classified for EmitError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Write(error) => error.kind(),
+            Self::DifferentRuns { .. } | Self::PinContradicted { .. } | Self::NotPlainDecimal { .. } => {
+                ErrorKind::Usage
+            }
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Write(error) => error.hint(),
+            Self::DifferentRuns { .. } => Some("name one run directory, and leave the files in it together".to_owned()),
+            Self::PinContradicted { .. } | Self::NotPlainDecimal { .. } => None,
+        }
+    }
+}
+
+/// What a variable does, in a sentence, for those who know it.
+pub type EffectOf<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The answer for docker, systemd and compose.
+pub fn tuned_env(choice: &Choice, manifest: &Manifest, effect_of: EffectOf<'_>) -> Result<String, EmitError> {
+    render(choice, manifest, EmitAs::Env, effect_of)
+}
+
+/// The answer for `.` in a shell.
+pub fn tuned_sh(choice: &Choice, manifest: &Manifest, effect_of: EffectOf<'_>) -> Result<String, EmitError> {
+    render(choice, manifest, EmitAs::Shell, effect_of)
+}
+
+/// The answer in any form. Without a winner, a header that says so and no variables.
+pub fn render(
+    choice: &Choice,
+    manifest: &Manifest,
+    form: EmitAs,
+    effect_of: EffectOf<'_>,
+) -> Result<String, EmitError> {
+    let parts = [&choice.fingerprint, &manifest.fingerprint.combined];
+    if parts[0] != parts[1] {
+        let [choice, manifest] = parts.map(|fingerprint| wording::printable(fingerprint, 12));
+        return Err(EmitError::DifferentRuns { choice, manifest });
+    }
+    let variables = variables(choice, manifest)?;
+    let mut lines = header::lines(choice, manifest, form, variables.is_empty());
+    // What stands beside the environment has its share in the gain.
+    let alone = variables.iter().filter(|variable| !variable.pinned).count() == 1 && companions(choice).is_empty();
+    for variable in variables {
+        lines.push(comment(""));
+        lines.push(comment(&explanation(&variable, alone, effect_of)));
+        lines.push(EnvLine::Variable { name: variable.name, value: variable.value });
+    }
+    Ok(env_syntax::write(form.dialect(), &lines)?)
+}
+
+struct Variable {
+    name: String,
+    value: String,
+    pinned: bool,
+}
+
+/// The winner's variables, then the explicit pins: pins hold in every measurement, so an answer
+/// without them would be another one than was measured.
+fn variables(choice: &Choice, manifest: &Manifest) -> Result<Vec<Variable>, EmitError> {
+    if choice.verdict != VerdictKind::Adopt {
+        return Ok(Vec::new());
+    }
+    let pins = || manifest.pins.iter().filter(|pin| pin.origin == Origin::Pin);
+    let mut variables = Vec::new();
+    for (name, value) in &choice.env {
+        match pins().find(|pin| pin.variable == *name) {
+            None if misread_as_number(value) => {
+                return Err(EmitError::NotPlainDecimal { variable: name.clone(), value: value.clone() });
+            }
+            None => variables.push(Variable { name: name.clone(), value: value.clone(), pinned: false }),
+            Some(pin) if pin.value != *value => {
+                return Err(EmitError::PinContradicted {
+                    variable: name.clone(),
+                    pinned: pin.value.clone(),
+                    chosen: value.clone(),
+                });
+            }
+            Some(_) => {}
+        }
+    }
+    variables.extend(pins().map(|pin| Variable { name: pin.variable.clone(), value: pin.value.clone(), pinned: true }));
+    Ok(variables)
+}
+
+/// Whether NCCL, which reads integers with strtoll in base 0, would take the text for another number
+/// than it looks like: "4M" is 4 to it, "0100" is 64, "1e6" is 1.
+fn misread_as_number(value: &str) -> bool {
+    let unsigned = value.strip_prefix('-').unwrap_or(value);
+    let digits = unsigned.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, rest) = unsigned.split_at(digits);
+    if number.is_empty() {
+        return false;
+    }
+    let octal = number.len() > 1 && number.starts_with('0');
+    let suffix = ["k", "m", "g", "kb", "mb", "gb", "kib", "mib", "gib"].contains(&rest.to_ascii_lowercase().as_str());
+    let hexadecimal = number == "0" && rest.starts_with(['x', 'X']);
+    let exponent = rest
+        .strip_prefix(['e', 'E'])
+        .is_some_and(|exponent| !exponent.is_empty() && exponent.bytes().all(|byte| byte.is_ascii_digit()));
+    rest.is_empty() && octal || suffix || hexadecimal || exponent
+}
+
+fn explanation(variable: &Variable, alone: bool, effect_of: EffectOf<'_>) -> String {
+    let share = match (variable.pinned, alone) {
+        (true, _) => "pinned by the user",
+        (false, true) => "the only variable the winner sets, so the gain above is its own",
+        (false, false) => "part of the winning combination, not measured alone",
+    };
+    match effect_of(&variable.name) {
+        Some(effect) => format!("{} ({share})", effect.trim_end().trim_end_matches('.')),
+        None => format!("{} ({share})", variable.name),
+    }
+}
+
+/// A comment of whatever text: what could end it early or swallow the next line is taken out.
+fn comment(text: &str) -> EnvLine {
+    const LIMIT: usize = 1000;
+    EnvLine::Comment(wording::printable(text, LIMIT).trim_end_matches(['\\', ' ']).to_owned())
+}
+
+/// What has to stand beside the environment for the answer to be the measured one.
+fn companions(choice: &Choice) -> Vec<String> {
+    let mut companions = Vec::new();
+    for answer in choice.answers.iter().filter(|answer| answer.env == choice.env) {
+        let profile = &answer.profile;
+        if let Some(table) = &answer.table {
+            companions.push(format!("the tuner table {table} (profile {profile})"));
+        } else if answer.kind == AnswerKind::EnvFile {
+            companions.push(format!("the files named in choice.json (profile {profile})"));
+        }
+        if !answer.server_args.is_empty() {
+            companions.push(format!("the server arguments {} (profile {profile})", answer.server_args.join(" ")));
+        }
+    }
+    companions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wording::fixtures;
+
+    /// A catalogue that knows some variables and not others.
+    fn effects(name: &str) -> Option<String> {
+        let effect = match name {
+            "NCCL_PROTO" => "Protocols NCCL may choose from.",
+            "NCCL_MIN_NCHANNELS" => "Fewest channels of a communicator.",
+            "NCCL_P2P_DISABLE" => "Switches direct GPU peer access off.",
+            _ => return None,
+        };
+        Some(effect.to_owned())
+    }
+
+    fn values(text: &str) -> Vec<(String, String)> {
+        env_syntax::read_env_file(text).unwrap().into_iter().map(|(_, name, value)| (name, value)).collect()
+    }
+
+    #[test]
+    fn an_adopted_answer_as_env_file() {
+        let text = tuned_env(&fixtures::adopt(), &fixtures::manifest(), &effects).unwrap();
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn an_adopted_answer_for_a_shell() {
+        let text = tuned_sh(&fixtures::adopt(), &fixtures::manifest(), &effects).unwrap();
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn a_simulated_answer_says_so_on_line_three() {
+        let (choice, manifest) = fixtures::simulated(fixtures::adopt());
+        let text = tuned_env(&choice, &manifest, &effects).unwrap();
+        assert_eq!(text.lines().nth(2), Some("# SIMULATED: no GPU was measured; do not deploy"));
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn a_host_memory_answer_carries_its_pin() {
+        let (choice, manifest) = fixtures::host_memory(fixtures::adopt());
+        let text = tuned_env(&choice, &manifest, &effects).unwrap();
+        let expected = [("NCCL_PROTO", "LL"), ("NCCL_P2P_DISABLE", "1")];
+        assert_eq!(values(&text), expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn keeping_the_default_writes_comments_only() {
+        let (choice, manifest) = fixtures::host_memory(fixtures::keep_default());
+        let text = tuned_env(&choice, &manifest, &effects).unwrap();
+        assert_eq!(values(&text), []);
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn undecided_writes_comments_only() {
+        let text = tuned_sh(&fixtures::undecided(), &fixtures::manifest(), &effects).unwrap();
+        assert!(text.lines().all(|line| line.starts_with('#')));
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn what_stands_beside_the_environment_is_named() {
+        let mut choice = fixtures::adopt();
+        choice.answers[0].kind = AnswerKind::EnvTable;
+        choice.answers[0].table = Some("tuner-table-0a1b2c3d.csv".to_owned());
+        choice.answers[0].server_args = vec!["--disable-custom-all-reduce".to_owned()];
+        let text = tuned_env(&choice, &fixtures::manifest(), &effects).unwrap();
+        let needs: Vec<&str> = text.lines().filter(|line| line.starts_with("# needs beside it")).collect();
+        assert_eq!(
+            needs,
+            [
+                "# needs beside it: the tuner table tuner-table-0a1b2c3d.csv (profile balanced)",
+                "# needs beside it: the server arguments --disable-custom-all-reduce (profile balanced)",
+            ]
+        );
+    }
+
+    #[test]
+    fn records_of_two_runs_are_refused() {
+        let mut choice = fixtures::adopt();
+        choice.fingerprint = "0123456789abcdef".to_owned();
+        let error = tuned_env(&choice, &fixtures::manifest(), &effects).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "choice.json and manifest.json are not of one run: machine fingerprints 0123456789ab... and 3f2a9c5be1d0..."
+        );
+    }
+
+    #[test]
+    fn a_pin_is_never_contradicted_and_never_forgotten() {
+        let mut manifest = fixtures::manifest();
+        manifest.pins.push(fixtures::pinned("NCCL_PROTO", "Simple"));
+        let error = tuned_env(&fixtures::adopt(), &manifest, &effects).unwrap_err();
+        assert!(matches!(error, EmitError::PinContradicted { .. }), "{error:?}");
+
+        let mut manifest = fixtures::manifest();
+        manifest.pins.push(fixtures::pinned("NCCL_IB_DISABLE", "1"));
+        let text = tuned_env(&fixtures::adopt(), &manifest, &effects).unwrap();
+        assert!(text.ends_with("# NCCL_IB_DISABLE (pinned by the user)\nNCCL_IB_DISABLE=1\n"), "{text}");
+    }
+
+    #[test]
+    fn numbers_that_nccl_misreads_are_refused() {
+        for value in ["4M", "0100", "1e6", "0x10", "16KiB", "-010"] {
+            let mut choice = fixtures::adopt();
+            choice.env.insert("NCCL_BUFFSIZE".to_owned(), value.to_owned());
+            let error = tuned_env(&choice, &fixtures::manifest(), &effects).unwrap_err();
+            assert!(matches!(error, EmitError::NotPlainDecimal { .. }), "{value}: {error:?}");
+        }
+        for value in ["4194304", "0", "-2", "LL", "^LL128", "/opt/0100/libnccl.so", "=mlx5_0:1", "2.28"] {
+            assert!(!misread_as_number(value), "{value}");
+        }
+    }
+
+    #[test]
+    fn what_only_a_shell_can_say_is_an_error_in_the_env_form() {
+        let mut choice = fixtures::adopt();
+        choice.env.insert("NCCL_ALGO".to_owned(), "allreduce:tree;broadcast:ring".to_owned());
+        let error = tuned_env(&choice, &fixtures::manifest(), &effects).unwrap_err();
+        assert!(error.hint().is_some(), "{error}");
+        let text = tuned_sh(&choice, &fixtures::manifest(), &effects).unwrap();
+        assert!(text.contains("export NCCL_ALGO='allreduce:tree;broadcast:ring'\n"));
+    }
+
+    #[test]
+    fn hostile_names_stay_in_their_comment() {
+        let mut manifest = fixtures::manifest();
+        manifest.workload.model = "model\nLD_PRELOAD=/tmp/evil.so\n\\".to_owned();
+        manifest.machine.name = "ends in a backslash \\".to_owned();
+        let hostile = |_: &str| Some("does\nLD_PRELOAD=/tmp/evil.so \\".to_owned());
+        let mut choice = fixtures::adopt();
+        choice.reason = "because\r\nLD_PRELOAD=/tmp/evil.so".to_owned();
+        for choice in [choice, fixtures::undecided()] {
+            let text = tuned_env(&choice, &manifest, &hostile).unwrap();
+            let names: Vec<String> = values(&text).into_iter().map(|(name, _)| name).collect();
+            assert!(names.iter().all(|name| name.starts_with("NCCL_")), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_env_file_of_every_fixture_reads_back_with_its_header() {
+        let manifest = fixtures::manifest();
+        for choice in [fixtures::adopt(), fixtures::keep_default(), fixtures::undecided()] {
+            for form in EmitAs::ALL {
+                let text = render(&choice, &manifest, form, &effects).unwrap();
+                let header = read_header(&text);
+                assert_eq!(header.tool_version.as_deref(), Some("0.1.0"));
+                assert_eq!(header.fingerprint.as_deref(), Some(choice.fingerprint.as_str()));
+                assert_eq!(header.verdict.as_deref(), Some(choice.verdict.name()));
+                assert_eq!(header.labels, [] as [&str; 0]);
+                assert_eq!(header.conditions.len(), 3);
+            }
+        }
+        let (choice, manifest) = fixtures::simulated(fixtures::adopt());
+        assert!(read_header(&tuned_env(&choice, &manifest, &effects).unwrap()).simulated());
+        assert_eq!(read_header("NCCL_PROTO=LL\n"), Header::default());
+    }
+}

@@ -1,0 +1,491 @@
+//! The answer of a run, told to a person.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::comma_separated::verdict_csv;
+use super::document::{Document, Table};
+use super::tables::message;
+use super::{Format, ReportError, ran, to_json};
+use crate::record::{BackendKind, Choice, Manifest, Origin, PointVerdict, VerdictKind};
+use crate::units::{format_change, format_seconds, format_us, group_thousands};
+use crate::wording::{self, percent};
+
+/// Vetoed arms that are listed one by one; the rest are counted.
+const VETOES_SHOWN: usize = 8;
+
+/// The verdict in any format.
+pub fn verdict(
+    choice: &Choice,
+    manifest: &Manifest,
+    format: Format,
+    width: Option<u16>,
+) -> Result<String, ReportError> {
+    match format {
+        Format::Text => Ok(verdict_text(choice, manifest, width)),
+        Format::Markdown => Ok(verdict_markdown(choice, manifest)),
+        Format::Csv => Ok(verdict_csv(choice, manifest)),
+        Format::Json => to_json(choice),
+    }
+}
+
+/// What `tune` prints: labels, verdict, settings, figures, and how they came about.
+pub fn verdict_text(choice: &Choice, manifest: &Manifest, width: Option<u16>) -> String {
+    document(choice, manifest).text(width)
+}
+
+/// The same for a page.
+pub fn verdict_markdown(choice: &Choice, manifest: &Manifest) -> String {
+    document(choice, manifest).markdown()
+}
+
+/// Where the files of a run are and what each is for; follows the verdict on a terminal.
+pub fn files_text(choice: &Choice, directory: &str, width: Option<u16>) -> String {
+    let adopted = choice.verdict == VerdictKind::Adopt;
+    let answer = if adopted { "the answer" } else { "comments only: there is nothing to set" };
+    let files = [
+        ("tuned.env", format!("{answer}, for docker, systemd and compose")),
+        ("tuned.sh", format!("{answer}, for a shell")),
+        ("choice.json", "the verdict with every figure".to_owned()),
+        ("summary.csv", "every arm at every point".to_owned()),
+        ("run.jsonl", "every measurement in the order it was made".to_owned()),
+        ("manifest.json", "what the run was: machine, workload, space, settings".to_owned()),
+    ];
+    let mut document = Document::default();
+    document.heading(format!("Files in {directory}"));
+    document.facts(files.map(|(name, purpose)| (name.to_owned(), purpose)).to_vec());
+    format!("\n{}", document.text(width))
+}
+
+fn document(choice: &Choice, manifest: &Manifest) -> Document {
+    let mut document = Document::default();
+    for label in wording::labels(choice, manifest) {
+        document.loud(label.to_string());
+    }
+    headline(&mut document, choice);
+    settings(&mut document, choice, manifest);
+    points(&mut document, choice, manifest.backend);
+    batches(&mut document, choice);
+    listed(&mut document, "Not measured, so not part of this verdict", choice.unmeasured.clone());
+    vetoes(&mut document, choice);
+    listed(&mut document, "End-to-end trials", choice.trials.iter().map(trial).collect());
+    listed(&mut document, "Notes", choice.notes.clone());
+    document.heading(match manifest.backend {
+        BackendKind::Nccl => "How it was measured",
+        BackendKind::Simulated => "How it was simulated",
+        BackendKind::Replay => "How it was replayed",
+    });
+    document.facts(facts(choice, manifest));
+    document
+}
+
+fn headline(document: &mut Document, choice: &Choice) {
+    document.heading(format!("Verdict: {}", choice.verdict.name()));
+    if choice.verdict == VerdictKind::Adopt
+        && let Some(gain) = wording::gain(choice)
+    {
+        document.paragraph(format!("{gain}."));
+    }
+    document.paragraph(&choice.reason);
+    if let Some(best) = wording::best_finalist(choice) {
+        document.paragraph(format!("{}.", capitalized(&best)));
+    }
+}
+
+fn settings(document: &mut Document, choice: &Choice, manifest: &Manifest) {
+    let conditions = wording::conditions(choice, manifest);
+    let pinned = |name: &str| conditions.iter().any(|item| item.variable == name && item.origin == Some(Origin::Pin));
+    let adopted = choice.verdict == VerdictKind::Adopt;
+    if adopted {
+        document.heading(match &choice.winner {
+            Some(winner) => format!("Settings ({winner})"),
+            None => "Settings".to_owned(),
+        });
+        let mut lines: Vec<String> = choice
+            .env
+            .iter()
+            .filter(|(name, _)| !pinned(name))
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        if lines.is_empty() {
+            lines.push("(no variables)".to_owned());
+        }
+        document.code(lines);
+        for answer in choice.answers.iter().filter(|answer| answer.env == choice.env) {
+            if let Some(table) = &answer.table {
+                document.paragraph(format!("Only together with the tuner table {table}."));
+            }
+            if !answer.server_args.is_empty() {
+                document.paragraph(format!("Only with the server arguments {}.", answer.server_args.join(" ")));
+            }
+        }
+    }
+    let held = conditions
+        .iter()
+        .map(|item| {
+            let who = item.origin_words(&manifest.workload.engine);
+            let too = if adopted && item.origin == Some(Origin::Pin) { ", and in the files too" } else { "" };
+            format!("{}={} ({who}{too})", item.variable, item.value)
+        })
+        .collect();
+    listed(document, "Holds only while", held);
+}
+
+fn points(document: &mut Document, choice: &Choice, backend: BackendKind) {
+    if choice.points.is_empty() && choice.guard.is_empty() {
+        return;
+    }
+    let other = if choice.verdict == VerdictKind::Adopt { "tuned" } else { "best finalist" };
+    document.heading("Points: microseconds per call, median over launches");
+    document.table(point_table(&choice.points, other));
+    if !choice.guard.is_empty() {
+        document.heading("Guard set: what must not get slower");
+        document.table(point_table(&choice.guard, other));
+    }
+    let allowed = percent(choice.thresholds.max_regression);
+    document.paragraph(format!(
+        "Safe: yes where a regression of more than {allowed} is ruled out; not shown where it is not, with the \
+         smallest regression that this run could have seen.",
+    ));
+    let ran = ran_table(choice, other);
+    if !ran.is_empty() {
+        document.heading(match backend {
+            BackendKind::Nccl => "What ran: algorithm/protocol/channels, as NCCL logged them",
+            BackendKind::Simulated => "What ran: algorithm/protocol/channels, as the simulated machine has them",
+            BackendKind::Replay => "What ran: algorithm/protocol/channels, as the recorded run has them",
+        });
+        document.table(ran);
+    }
+}
+
+fn point_table(points: &[PointVerdict], other: &str) -> Table {
+    let other = format!(">{other}");
+    let mut table = Table::new(&[
+        "phase",
+        ">batch",
+        "operation",
+        ">bytes",
+        ">size",
+        ">calls",
+        ">default",
+        &other,
+        ">change",
+        ">95 % interval",
+        "safe",
+    ]);
+    for point in points {
+        let us = |value: Option<f64>| value.map_or_else(dash, format_us);
+        let [bytes, size] = message(point.bytes);
+        table.row(vec![
+            point.phase.name().to_owned(),
+            point.batch.to_string(),
+            operation(point),
+            bytes,
+            size,
+            point.calls_per_pass.to_string(),
+            us(point.baseline_us),
+            us(point.winner_us),
+            change(point.ratio, None),
+            interval(point.ratio_ci95).unwrap_or_else(dash),
+            safe(point),
+        ]);
+    }
+    table
+}
+
+/// What ran at each message, once: batches that pad to the same message share it.
+fn ran_table(choice: &Choice, other: &str) -> Table {
+    let mut table = Table::new(&["operation", ">bytes", ">size", "default", other, "transport"]);
+    let mut told = BTreeSet::new();
+    for point in choice.points.iter().chain(&choice.guard) {
+        let sides = [&point.effective_default, &point.effective].map(Option::as_ref);
+        if sides == [None, None] || !told.insert((point.collective, point.dtype, point.bytes)) {
+            continue;
+        }
+        let [default, tuned] = sides.map(|side| side.map_or_else(dash, ran));
+        let transports = sides.map(|side| side.and_then(|effective| effective.transport.clone()));
+        let transport = match transports {
+            [None, None] => dash(),
+            [default, tuned] if default == tuned => default.unwrap_or_default(),
+            sides => {
+                let [default, tuned] = sides.map(|side| side.unwrap_or_else(dash));
+                format!("{default} (default), {tuned} ({other})")
+            }
+        };
+        let [bytes, size] = message(point.bytes);
+        table.row(vec![operation(point), bytes, size, default, tuned, transport]);
+    }
+    table
+}
+
+fn operation(point: &PointVerdict) -> String {
+    format!("{} {}", point.collective, point.dtype)
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+fn change(ratio: Option<f64>, ends: Option<[f64; 2]>) -> String {
+    let change = ratio.filter(|ratio| ratio.is_finite()).map_or_else(dash, format_change);
+    match interval(ends) {
+        Some(interval) => format!("{change} ({interval})"),
+        None => change,
+    }
+}
+
+fn interval(ends: Option<[f64; 2]>) -> Option<String> {
+    let ends = ends.filter(|ends| ends.iter().all(|end| end.is_finite()))?;
+    let [low, high] = ends.map(|end| format!("{:+.1}", (end - 1.0) * 100.0));
+    Some(format!("{low} to {high}"))
+}
+
+fn safe(point: &PointVerdict) -> String {
+    match (point.measured, point.safe, point.margin.filter(|margin| margin.is_finite())) {
+        (false, ..) => "not measured".to_owned(),
+        (true, Some(true), _) => "yes".to_owned(),
+        (true, Some(false), Some(margin)) => format!("not shown ({})", percent(margin)),
+        (true, Some(false), None) => "not shown".to_owned(),
+        (true, None, _) => dash(),
+    }
+}
+
+fn batches(document: &mut Document, choice: &Choice) {
+    let objective = &choice.objective;
+    if objective.batches.is_empty() {
+        return;
+    }
+    document.heading("Objective: microseconds in measured collectives per pass");
+    let adopted = choice.verdict == VerdictKind::Adopt;
+    let us = |value: Option<f64>| value.map_or_else(dash, format_us);
+    let titles = [">batch", ">weight", ">default", ">tuned", "change"];
+    let shown = if adopted { titles.len() } else { 3 };
+    let mut table = Table::new(&titles[..shown]);
+    let mut row = |batch: String, weight: String, figures: [Option<f64>; 2], change: String| {
+        let [baseline, winner] = figures.map(us);
+        let mut cells = vec![batch, weight, baseline, winner, change];
+        cells.truncate(shown);
+        table.row(cells);
+    };
+    for batch in &objective.batches {
+        let ratio = batch.winner_us.zip(batch.baseline_us).map(|(winner, baseline)| winner / baseline);
+        let figures = [batch.baseline_us, batch.winner_us];
+        row(batch.batch.to_string(), batch.weight.to_string(), figures, change(ratio, None));
+    }
+    if objective.batches.len() > 1 {
+        let figures = [objective.baseline, objective.winner];
+        row("all".to_owned(), dash(), figures, change(objective.ratio, objective.ratio_ci95));
+    }
+    document.table(table);
+    if objective.batches.len() > 1 {
+        let mean = "All: weighted geometric mean over batches, so that no batch decides by its size.";
+        document.paragraph(if adopted {
+            format!("{mean} Its change is the paired estimate that decides; a batch's compares medians.")
+        } else {
+            mean.to_owned()
+        });
+    }
+}
+
+fn vetoes(document: &mut Document, choice: &Choice) {
+    let mut items: Vec<String> = choice
+        .vetoed
+        .iter()
+        .take(VETOES_SHOWN)
+        .map(|veto| format!("{}: {}", if veto.name.is_empty() { &veto.arm.0 } else { &veto.name }, veto.reason))
+        .collect();
+    let hidden = choice.vetoed.len().saturating_sub(VETOES_SHOWN);
+    if hidden > 0 {
+        items.push(format!("and {hidden} more, in choice.json"));
+    }
+    listed(document, "Arms that may not ship", items);
+}
+
+fn trial(trial: &Value) -> String {
+    let number = |name: &str| trial.get(name).and_then(Value::as_f64).filter(|number| number.is_finite());
+    let mut parts = vec![trial.get("kind").and_then(Value::as_str).unwrap_or("trial").to_owned()];
+    parts.extend(trial.get("tokens").and_then(Value::as_u64).map(|tokens| format!("{tokens} tokens")));
+    parts.extend(number("baseline_ms").map(|ms| format!("default {ms:.2} ms")));
+    parts.extend(number("winner_ms").map(|ms| format!("tuned {ms:.2} ms")));
+    let interval =
+        trial.get("ratio_ci95").and_then(|bounds| Some([bounds.get(0)?.as_f64()?, bounds.get(1)?.as_f64()?]));
+    parts.extend(number("ratio").map(|ratio| change(Some(ratio), interval)));
+    parts.extend(number("communication_share").map(|share| format!("collectives are {} of it", percent(share))));
+    parts.join(", ")
+}
+
+fn listed(document: &mut Document, heading: &str, items: Vec<String>) {
+    if !items.is_empty() {
+        document.heading(heading);
+        document.list(items);
+    }
+}
+
+fn facts(choice: &Choice, manifest: &Manifest) -> Vec<(String, String)> {
+    let search = &choice.search;
+    let statistics = &choice.statistics;
+    let launches = format!(
+        "{} paired {} behind the verdict, {} in all",
+        statistics.launches,
+        wording::plural(statistics.launches, "launch", "launches"),
+        search.launches
+    );
+    let clock = match manifest.backend {
+        BackendKind::Nccl => "",
+        BackendKind::Simulated | BackendKind::Replay => " on a virtual clock",
+    };
+    let ended = match search.stopped_by.as_str() {
+        "complete" => "ran to its end".to_owned(),
+        "budget" => "ended by the time budget".to_owned(),
+        "interrupt" => "interrupted".to_owned(),
+        other => format!("stopped by {other}"),
+    };
+    let grid = group_thousands(u64::from(search.full_grid_cells));
+    let cost = format!(
+        "{} arms, {} cells measured (the full grid has {grid}), {}{clock}, {ended}",
+        search.arms,
+        group_thousands(u64::from(search.measured_cells)),
+        format_seconds(search.wall_s)
+    );
+    let noise = choice
+        .noise_floor
+        .filter(|noise| noise.is_finite())
+        .map(|noise| format!("{} (half-width of default against default at this number of launches)", percent(noise)));
+    let thresholds = format!(
+        "adopt beyond a gain of {}, veto beyond a regression of {} at any point{}",
+        percent(choice.thresholds.min_gain),
+        percent(choice.thresholds.max_regression),
+        if manifest.settings.strict { ", every point shown safe" } else { "" }
+    );
+    let fingerprint = choice.fingerprint.get(..12).unwrap_or(&choice.fingerprint);
+    [
+        ("workload", Some(wording::workload(&manifest.workload))),
+        ("machine", Some(wording::machine(&manifest.machine, &manifest.devices))),
+        ("fingerprint", Some(format!("{fingerprint}..."))),
+        ("NCCL", Some(wording::nccl(manifest.nccl.as_ref()))),
+        ("space", Some(manifest.space.name.clone())),
+        ("search", Some(cost)),
+        ("launches", Some(launches)),
+        ("method", Some(statistics.method.clone())),
+        ("noise floor", noise),
+        ("thresholds", Some(thresholds)),
+        ("memory", wording::memory(choice)),
+        ("seed", Some(statistics.seed.to_string())),
+        ("date", Some(manifest.created.clone())),
+        ("tool", Some(format!("nccltune {}", manifest.tool_version))),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+    .collect()
+}
+
+fn capitalized(text: &str) -> String {
+    let mut characters = text.chars();
+    characters.next().map_or_else(String::new, |first| first.to_uppercase().chain(characters).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::wording::fixtures;
+
+    #[test]
+    fn adopt_on_a_wide_terminal() {
+        let (choice, manifest) = (fixtures::adopt(), fixtures::manifest());
+        insta::assert_snapshot!(verdict_text(&choice, &manifest, None));
+    }
+
+    #[test]
+    fn adopt_on_a_narrow_terminal() {
+        let text = verdict_text(&fixtures::adopt(), &fixtures::manifest(), Some(100));
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn adopt_as_markdown() {
+        insta::assert_snapshot!(verdict_markdown(&fixtures::adopt(), &fixtures::manifest()));
+    }
+
+    #[test]
+    fn adopt_as_csv() {
+        let (choice, manifest) = fixtures::simulated(fixtures::adopt());
+        insta::assert_snapshot!(verdict(&choice, &manifest, Format::Csv, None).unwrap());
+    }
+
+    #[test]
+    fn keep_default_says_what_the_best_finalist_reached() {
+        let text = verdict_text(&fixtures::keep_default(), &fixtures::manifest(), Some(120));
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn undecided_counts_what_it_does_not_list() {
+        let text = verdict_text(&fixtures::undecided(), &fixtures::manifest(), Some(120));
+        assert!(text.contains("and 3 more, in choice.json"));
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn simulated_is_the_first_thing_said() {
+        let (choice, manifest) = fixtures::simulated(fixtures::adopt());
+        let text = verdict_text(&choice, &manifest, Some(120));
+        assert!(text.starts_with("*** SIMULATED: no GPU was measured; do not deploy ***\n"));
+        assert!(verdict_markdown(&choice, &manifest).starts_with("> **SIMULATED: no GPU was measured"));
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn host_memory_shows_its_pin_and_its_transport() {
+        let (choice, manifest) = fixtures::host_memory(fixtures::adopt());
+        let text = verdict_text(&choice, &manifest, Some(120));
+        assert!(text.starts_with("*** HOST-MEMORY: "));
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn unmeasured_points_and_missing_figures_are_dashes() {
+        let mut choice = fixtures::undecided();
+        let point = &mut choice.points[0];
+        point.measured = false;
+        point.baseline_us = None;
+        point.winner_us = Some(f64::INFINITY);
+        point.ratio = None;
+        point.effective = None;
+        let table = {
+            let mut document = Document::default();
+            document.table(point_table(&choice.points[..1], "tuned"));
+            document.text(None)
+        };
+        assert!(table.contains("not measured"), "{table}");
+        assert!(!table.contains("inf"), "{table}");
+    }
+
+    #[test]
+    fn trials_are_told_as_far_as_they_go() {
+        let full = json!({"kind": "verify", "tokens": 8, "baseline_ms": 32.1, "winner_ms": 29.7, "ratio": 0.925,
+            "ratio_ci95": [0.91, 0.94], "communication_share": 0.31});
+        assert_eq!(
+            trial(&full),
+            "verify, 8 tokens, default 32.10 ms, tuned 29.70 ms, -7.5 % (-9.0 to -6.0), collectives are 31.0 % of it"
+        );
+        assert_eq!(trial(&json!(null)), "trial");
+    }
+
+    #[test]
+    fn files_are_named_with_their_purpose() {
+        insta::assert_snapshot!(files_text(&fixtures::undecided(), "results/2026-11-30-kimi", None), @r"
+
+        Files in results/2026-11-30-kimi
+          tuned.env      comments only: there is nothing to set, for docker, systemd and compose
+          tuned.sh       comments only: there is nothing to set, for a shell
+          choice.json    the verdict with every figure
+          summary.csv    every arm at every point
+          run.jsonl      every measurement in the order it was made
+          manifest.json  what the run was: machine, workload, space, settings
+        ");
+    }
+}

@@ -1,0 +1,336 @@
+//! Sentences that more than one output must say alike: what a label means, what was gained, what the
+//! answer holds under. An env file, a table on a terminal and a report may never disagree on them.
+
+use crate::machine::{Machine, NcclLibrary, NcclVersion};
+use crate::record::{Choice, Manifest, Origin, PointPhase, VerdictKind, Workload};
+use crate::units;
+
+#[cfg(test)]
+pub(crate) mod fixtures;
+
+/// A label and what it means for the reader.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Label {
+    /// The loud word ("SIMULATED").
+    pub word: String,
+    /// What it means, without a full stop.
+    pub meaning: String,
+}
+
+impl std::fmt::Display for Label {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.meaning.is_empty() {
+            formatter.write_str(&self.word)
+        } else {
+            write!(formatter, "{}: {}", self.word, self.meaning)
+        }
+    }
+}
+
+/// The labels of a run with their meanings. A label that either record carries counts: saying too
+/// much is a nuisance, passing off a simulation as a measurement is not forgivable.
+pub fn labels(choice: &Choice, manifest: &Manifest) -> Vec<Label> {
+    let mut merged = manifest.labels;
+    merged.simulated |= choice.simulated;
+    merged.replayed |= choice.replayed;
+    let mut words: Vec<String> = merged.words().into_iter().map(str::to_owned).collect();
+    for word in &choice.labels {
+        let word = word.to_uppercase();
+        if !words.contains(&word) {
+            words.push(word);
+        }
+    }
+    words.into_iter().map(|word| Label { meaning: label_meaning(&word, manifest), word }).collect()
+}
+
+fn label_meaning(word: &str, manifest: &Manifest) -> String {
+    match word {
+        "SIMULATED" => "no GPU was measured; do not deploy".to_owned(),
+        "REPLAYED" => match &manifest.recorded {
+            Some(recorded) => format!("the numbers come from the recorded run {recorded}, nothing was measured now"),
+            None => "the numbers come from a recorded run, nothing was measured now".to_owned(),
+        },
+        "HOST-MEMORY" => "measured with GPU peer access switched off, so every message went through host memory; \
+             it says nothing about a server that uses peer access"
+            .to_owned(),
+        _ => String::new(),
+    }
+}
+
+/// A share as a percentage: 0.142 is "14.2 %".
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// What the objective says of the winner or, without one, of the best finalist: "14.2 % less time in
+/// collectives per pass (95 % interval 13.1 % to 15.2 %), 12 paired launches against the default".
+/// None where no finalist was judged.
+pub fn gain(choice: &Choice) -> Option<String> {
+    let ratio = choice.objective.ratio.filter(|ratio| ratio.is_finite())?;
+    let less = ratio <= 1.0;
+    let direction = if less { "less" } else { "more" };
+    let what = if choice.unmeasured.is_empty() { "collectives" } else { "the measured collectives" };
+    let interval = choice.objective.ratio_ci95.filter(|ends| ends.iter().all(|end| end.is_finite()));
+    let interval = interval.map_or_else(String::new, |[low, high]| {
+        let [from, to] = if less { [high, low] } else { [low, high] };
+        // Where an end lies on the other side of "no change", both ends say their side.
+        let straddles = (low < 1.0) != (high <= 1.0);
+        let end = |bound: f64| match (straddles, bound <= 1.0) {
+            (false, _) => percent((1.0 - bound).abs()),
+            (true, true) => format!("{} less", percent(1.0 - bound)),
+            (true, false) => format!("{} more", percent(bound - 1.0)),
+        };
+        format!(" (95 % interval {} to {})", end(from), end(to))
+    });
+    let launches = choice.statistics.launches;
+    Some(format!(
+        "{} {direction} time in {what} per pass{interval}, {launches} paired {} against the default",
+        percent((1.0 - ratio).abs()),
+        plural(launches, "launch", "launches")
+    ))
+}
+
+/// The verdict as a reader is told it: name, then what it means or why.
+pub fn verdict(choice: &Choice) -> String {
+    let kind = choice.verdict.name();
+    match (choice.verdict, gain(choice)) {
+        (VerdictKind::Adopt, Some(gain)) => format!("{kind}: {gain}"),
+        _ => format!("{kind}: {}", choice.reason.trim_end_matches('.')),
+    }
+}
+
+/// What the best finalist reached where none was adopted.
+pub fn best_finalist(choice: &Choice) -> Option<String> {
+    if choice.verdict == VerdictKind::Adopt {
+        return None;
+    }
+    let gain = gain(choice)?;
+    let needed = percent(choice.thresholds.min_gain);
+    Some(format!("best finalist: {gain}; to be adopted, its whole interval has to lie beyond a gain of {needed}"))
+}
+
+/// What the answer costs in memory, where that is known.
+pub fn memory(choice: &Choice) -> Option<String> {
+    let amount = |mib: f64, what: &str| format!("{mib:.0} MiB more {what}");
+    let parts: Vec<String> = [
+        choice.memory.device_mib_per_rank.map(|mib| amount(mib, "device memory per rank")),
+        choice.memory.host_mib.map(|mib| amount(mib, "host memory")),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    (!parts.is_empty()).then(|| format!("{} (estimated)", parts.join(", ")))
+}
+
+/// Points and guard points where a regression beyond the threshold is not ruled out.
+pub fn not_shown_safe(choice: &Choice) -> Vec<String> {
+    choice
+        .points
+        .iter()
+        .chain(&choice.guard)
+        .filter(|point| point.measured && point.safe == Some(false))
+        .map(|point| {
+            let size = units::format_size(point.bytes);
+            format!("{} {} {size} ({}, batch {})", point.collective, point.dtype, point.phase.name(), point.batch)
+        })
+        .collect()
+}
+
+/// The workload in one line: "Kimi-K2.5, TP 8, batches 1 and 8, 4 verify tokens, engine sglang".
+pub fn workload(workload: &Workload) -> String {
+    let mut parts = vec![workload.model.clone(), format!("TP {}", workload.tensor_parallel)];
+    if workload.points.iter().all(|point| point.phase == PointPhase::Size) {
+        let count = workload.points.len() as u32;
+        parts.push(format!("{count} {} named by the user", plural(count, "size", "sizes")));
+    } else {
+        parts.push(batches(workload));
+        parts.push(match workload.verify_tokens {
+            0 | 1 => "no speculation".to_owned(),
+            tokens => format!("{tokens} verify tokens per sequence"),
+        });
+    }
+    parts.push(match workload.engine.as_str() {
+        "" | "none" => "no engine".to_owned(),
+        engine => format!("engine {engine}"),
+    });
+    parts.join(", ")
+}
+
+fn batches(workload: &Workload) -> String {
+    let mut batches: Vec<(u32, f64)> = workload.points.iter().map(|point| (point.batch, point.weight)).collect();
+    batches.sort_by(|left, right| left.0.cmp(&right.0).then(left.1.total_cmp(&right.1)));
+    batches.dedup_by_key(|(batch, _)| *batch);
+    let equal = batches.windows(2).all(|pair| (pair[0].1 - pair[1].1).abs() < 1e-9);
+    let words: Vec<String> = batches
+        .iter()
+        .map(|(batch, weight)| if equal { batch.to_string() } else { format!("{batch} (weight {weight})") })
+        .collect();
+    format!("{} {}", plural(words.len() as u32, "batch", "batches"), enumerated(&words))
+}
+
+/// The machine in one line, as far as it is known.
+pub fn machine(machine: &Machine, devices: &[u32]) -> String {
+    let mut parts = vec![machine.name.clone()];
+    if !devices.is_empty() && devices.len() < machine.gpus.len() {
+        let used: Vec<String> = devices.iter().map(u32::to_string).collect();
+        parts.push(format!("GPU {} of {}", enumerated(&used), machine.gpus.len()));
+    }
+    parts.extend(machine.driver.as_ref().map(|driver| format!("driver {driver}")));
+    parts.extend(machine.cpu.clone());
+    parts.join(", ")
+}
+
+/// The NCCL library in one line: "2.28.9 (SHA-256 9c1d5e3f7a20...) at /path/libnccl.so.2".
+pub fn nccl(library: Option<&NcclLibrary>) -> String {
+    library.map_or_else(
+        || "no library was loaded".to_owned(),
+        |library| {
+            let version = NcclVersion::from_code(library.version);
+            let short = library.sha256.get(..12).unwrap_or(&library.sha256);
+            format!("{version} (SHA-256 {short}...) at {}", library.path)
+        },
+    )
+}
+
+/// A variable that held in every measurement, default included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Condition {
+    /// The variable.
+    pub variable: String,
+    /// Its value.
+    pub value: String,
+    /// Who set it, where that is on record.
+    pub origin: Option<Origin>,
+}
+
+impl Condition {
+    /// Who set the variable, in words.
+    pub fn origin_words(&self, engine: &str) -> String {
+        match self.origin {
+            Some(Origin::Pin) => "pinned by the user".to_owned(),
+            Some(Origin::Inherited) => "was set where nccltune was started".to_owned(),
+            Some(Origin::Engine) => format!("{engine} sets it itself"),
+            Some(Origin::UserConf) => "from the user's NCCL configuration file".to_owned(),
+            Some(Origin::SystemConf) => "from /etc/nccl.conf".to_owned(),
+            None => "held while measuring".to_owned(),
+        }
+    }
+}
+
+/// Everything the verdict holds under: pins of every origin, and what the choice requires.
+pub fn conditions(choice: &Choice, manifest: &Manifest) -> Vec<Condition> {
+    let mut conditions: Vec<Condition> = manifest
+        .pins
+        .iter()
+        .map(|pin| Condition { variable: pin.variable.clone(), value: pin.value.clone(), origin: Some(pin.origin) })
+        .collect();
+    for (variable, value) in &choice.required_environment {
+        if !conditions.iter().any(|condition| condition.variable == *variable) {
+            conditions.push(Condition { variable: variable.clone(), value: value.clone(), origin: None });
+        }
+    }
+    conditions
+}
+
+/// "1, 8 and 32".
+pub fn enumerated(words: &[String]) -> String {
+    match words {
+        [] => String::new(),
+        [only] => only.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
+/// The word that fits the count.
+pub const fn plural<'a>(count: u32, one: &'a str, many: &'a str) -> &'a str {
+    if count == 1 { one } else { many }
+}
+
+/// Text from outside made fit for a line of a file or a terminal: no line breaks, no escape
+/// sequences, no reversal of direction, and at most `limit` characters.
+pub fn printable(text: &str, limit: usize) -> String {
+    let harmless = |character: char| {
+        let steering = matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        match character {
+            '\n' | '\r' | '\t' => ' ',
+            _ if steering || character.is_control() => '?',
+            _ => character,
+        }
+    };
+    let mut clean: String = text.chars().take(limit).map(harmless).collect();
+    if text.chars().nth(limit).is_some() {
+        clean.push_str("...");
+    }
+    clean
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gain_of(ratio: f64, bounds: [f64; 2]) -> String {
+        let mut choice = fixtures::adopt();
+        choice.objective.ratio = Some(ratio);
+        choice.objective.ratio_ci95 = Some(bounds);
+        gain(&choice).unwrap().split(", ").next().unwrap().replace(" time in collectives per pass", "")
+    }
+
+    #[test]
+    fn the_gain_reads_from_small_to_large_whatever_its_sign() {
+        assert_eq!(gain_of(0.858, [0.848, 0.869]), "14.2 % less (95 % interval 13.1 % to 15.2 %)");
+        assert_eq!(gain_of(1.05, [1.03, 1.07]), "5.0 % more (95 % interval 3.0 % to 7.0 %)");
+        assert_eq!(gain_of(0.99, [0.97, 1.01]), "1.0 % less (95 % interval 1.0 % more to 3.0 % less)");
+        assert_eq!(gain_of(1.01, [0.99, 1.03]), "1.0 % more (95 % interval 1.0 % less to 3.0 % more)");
+    }
+
+    #[test]
+    fn without_a_judged_finalist_there_is_no_gain() {
+        let mut choice = fixtures::adopt();
+        choice.objective.ratio = None;
+        assert_eq!(gain(&choice), None);
+        choice.objective.ratio = Some(f64::NAN);
+        assert_eq!(gain(&choice), None);
+    }
+
+    #[test]
+    fn a_label_of_either_record_counts_once() {
+        let mut choice = fixtures::adopt();
+        let mut manifest = fixtures::manifest();
+        assert_eq!(labels(&choice, &manifest), []);
+        choice.simulated = true;
+        choice.labels = vec!["SIMULATED".to_owned(), "redrawn".to_owned()];
+        manifest.labels.host_memory = true;
+        let words: Vec<String> = labels(&choice, &manifest).into_iter().map(|label| label.word).collect();
+        assert_eq!(words, ["SIMULATED", "HOST-MEMORY", "REDRAWN"]);
+    }
+
+    #[test]
+    fn workloads_read_as_a_person_would_say_them() {
+        let mut manifest = fixtures::manifest();
+        assert_eq!(
+            workload(&manifest.workload),
+            "Kimi-K2.5, TP 8, batches 1, 8 and 32, 4 verify tokens per sequence, engine sglang"
+        );
+        for point in &mut manifest.workload.points {
+            point.phase = PointPhase::Size;
+        }
+        manifest.workload.engine = "none".to_owned();
+        assert_eq!(workload(&manifest.workload), "Kimi-K2.5, TP 8, 4 sizes named by the user, no engine");
+    }
+
+    #[test]
+    fn unequal_weights_are_said() {
+        let mut manifest = fixtures::manifest();
+        manifest.workload.points.truncate(2);
+        manifest.workload.points[0].weight = 0.7;
+        manifest.workload.points[1].weight = 0.3;
+        assert!(workload(&manifest.workload).contains("batches 1 (weight 0.7) and 8 (weight 0.3)"));
+    }
+
+    #[test]
+    fn nothing_from_outside_breaks_a_line_or_steers_a_terminal() {
+        assert_eq!(printable("a\nb\u{1b}[31mc\u{202e}d", 100), "a b?[31mc?d");
+        assert_eq!(printable("abcdef", 3), "abc...");
+        assert_eq!(printable("abc", 3), "abc");
+    }
+}
