@@ -22,6 +22,7 @@ pub mod bindings;
 pub mod dynlib;
 pub mod env_syntax;
 pub mod evidence;
+pub mod nccl_log;
 pub mod wording;
 pub mod workload;
 // 3 tools
