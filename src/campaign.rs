@@ -123,8 +123,7 @@ impl Campaign<'_> {
             }
             match strategy.next(self.context, evidence) {
                 Want::Block { phase, arms } => {
-                    let complete =
-                        self.run_block(phase, &arms, &mut next_launch, backend, journal, clock, evidence)?;
+                    let complete = self.run_block(phase, &arms, &mut next_launch, backend, journal, clock, evidence)?;
                     if !complete {
                         continue;
                     }
@@ -136,11 +135,8 @@ impl Campaign<'_> {
                     self.journal(journal, clock, evidence, Event::FinalistDropped { arm, reason, detail })?;
                 }
                 Want::Done { budget } => {
-                    let event = if budget {
-                        Event::RunInterrupted { reason: "budget".to_owned() }
-                    } else {
-                        Event::RunFinished
-                    };
+                    let event =
+                        if budget { Event::RunInterrupted { reason: "budget".to_owned() } } else { Event::RunFinished };
                     self.journal(journal, clock, evidence, event)?;
                     journal.sync()?;
                     return Ok(if budget { Ending::Budget } else { Ending::Complete });
@@ -269,8 +265,7 @@ impl Campaign<'_> {
     /// The launches of a block, in order. In the search, arms that differ only in what a living
     /// worker can change share a launch; in the final, every arm has a launch of its own.
     fn plan_block(&self, block: u32, phase: Phase, arms: &[ArmId], next_launch: &mut u32) -> Vec<LaunchPlan> {
-        let arms: Vec<&Arm> =
-            arms.iter().filter_map(|id| self.context.arms.iter().find(|arm| arm.id == *id)).collect();
+        let arms: Vec<&Arm> = arms.iter().filter_map(|id| self.context.arms.iter().find(|arm| arm.id == *id)).collect();
         let mut groups: Vec<(BTreeMap<String, String>, Vec<&Arm>)> = Vec::new();
         for arm in arms.into_iter().sorted_by(|left, right| left.id.cmp(&right.id)) {
             let environment = match phase {
@@ -311,8 +306,7 @@ impl Campaign<'_> {
                 .map(|(name, value)| (name.clone(), value.clone()))
                 .collect()
         };
-        let names: BTreeSet<String> =
-            members.iter().flat_map(|arm| communicator_level(arm).into_keys()).collect();
+        let names: BTreeSet<String> = members.iter().flat_map(|arm| communicator_level(arm).into_keys()).collect();
         let communicators = members
             .iter()
             .map(|arm| {

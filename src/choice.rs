@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 
 use crate::evidence::{Evidence, Objective};
 use crate::record::{
-    Answer, AnswerKind, Arm, ArmId, BatchObjective, Choice, Effective, FORMAT, Manifest, Memory, Objective as ObjectiveRecord,
-    Origin, Phase, Point, PointKey, PointVerdict, SearchSummary, Statistics, Thresholds, Veto, VerdictKind,
+    Answer, AnswerKind, Arm, ArmId, BatchObjective, Choice, Effective, FORMAT, Manifest, Memory,
+    Objective as ObjectiveRecord, Origin, Phase, Point, PointKey, PointVerdict, SearchSummary, Statistics, Thresholds,
+    VerdictKind, Veto,
 };
 use crate::search::{SearchContext, point_log_ratios, shown_regressions};
 use crate::stats::{self, RatioEstimate};
@@ -72,9 +73,8 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         .filter(adoptable)
         .min_by(|left, right| left.objective.ratio.total_cmp(&right.objective.ratio))
         .map(|best| simplest_tie(context, evidence, best, candidates.iter().filter(adoptable)));
-    let best = winner.or_else(|| {
-        candidates.iter().min_by(|left, right| left.objective.ratio.total_cmp(&right.objective.ratio))
-    });
+    let best = winner
+        .or_else(|| candidates.iter().min_by(|left, right| left.objective.ratio.total_cmp(&right.objective.ratio)));
     let (verdict, reason) = verdict_of(manifest, evidence, &finalists, &candidates, winner);
     let mut vetoed = vetoes(manifest, context, evidence, &candidates);
     vetoed.truncate(MOST_VETOES);
@@ -104,8 +104,8 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
     let verdict_for = |point: &Point| point_verdict(manifest, context, evidence, best, point);
     let points: Vec<PointVerdict> = manifest.workload.points.iter().map(verdict_for).collect();
     let guard: Vec<PointVerdict> = manifest.workload.guard.iter().map(verdict_for).collect();
-    let cells = (context.arms.len() * context.points.len()) as u32 * GRID_LAUNCHES
-        + evidence_final_cells(context, evidence);
+    let cells =
+        (context.arms.len() * context.points.len()) as u32 * GRID_LAUNCHES + evidence_final_cells(context, evidence);
     Choice {
         format: FORMAT,
         verdict,
@@ -173,12 +173,7 @@ fn candidate<'a>(context: &SearchContext, evidence: &Evidence, arm: &'a Arm) -> 
     Some(Candidate { arm, objective, points, veto, unsafe_points })
 }
 
-fn point_estimate(
-    context: &SearchContext,
-    evidence: &Evidence,
-    arm: &ArmId,
-    point: PointKey,
-) -> Option<RatioEstimate> {
+fn point_estimate(context: &SearchContext, evidence: &Evidence, arm: &ArmId, point: PointKey) -> Option<RatioEstimate> {
     stats::log_ratio_estimate(&point_log_ratios(evidence, Phase::Final, arm, &context.default, point), CONFIDENCE)
 }
 
@@ -192,12 +187,8 @@ fn simplest_tie<'a, 'b>(
 ) -> &'b Candidate<'a> {
     let tied = adoptable.filter(|candidate| {
         candidate.arm.id == best.arm.id || {
-            let ratios = evidence.objective_log_ratios(
-                Phase::Final,
-                &candidate.arm.id,
-                &best.arm.id,
-                &context.objective,
-            );
+            let ratios =
+                evidence.objective_log_ratios(Phase::Final, &candidate.arm.id, &best.arm.id, &context.objective);
             stats::log_ratio_estimate(&ratios, CONFIDENCE).is_some_and(|estimate| estimate.low <= 1.0)
         }
     });
@@ -279,7 +270,10 @@ fn verdict_of(
         None => {
             let vetoed = candidates.iter().filter(|candidate| candidate.veto.is_some()).count();
             let reason = if vetoed > 0 {
-                format!("no finalist may ship: {vetoed} of {} regress at some point, the others do not gain enough", finalists.len())
+                format!(
+                    "no finalist may ship: {vetoed} of {} regress at some point, the others do not gain enough",
+                    finalists.len()
+                )
             } else {
                 format!("no finalist gains {:.1} % or more", settings.min_gain * 100.0)
             };
@@ -294,16 +288,10 @@ fn vetoes(
     evidence: &Evidence,
     candidates: &[Candidate<'_>],
 ) -> Vec<Veto> {
-    let veto = |arm: &Arm, reason: String| Veto {
-        arm: arm.id.clone(),
-        name: arm.name.clone(),
-        env: arm.env.clone(),
-        reason,
-    };
-    let mut vetoes: Vec<Veto> = candidates
-        .iter()
-        .filter_map(|candidate| Some(veto(candidate.arm, candidate.veto.clone()?)))
-        .collect();
+    let veto =
+        |arm: &Arm, reason: String| Veto { arm: arm.id.clone(), name: arm.name.clone(), env: arm.env.clone(), reason };
+    let mut vetoes: Vec<Veto> =
+        candidates.iter().filter_map(|candidate| Some(veto(candidate.arm, candidate.veto.clone()?))).collect();
     for (standing, point, ratio, low) in shown_regressions(context, evidence) {
         let Some(arm) = context.arms.iter().find(|arm| arm.id == standing.arm) else { continue };
         if vetoes.iter().any(|known| known.arm == arm.id) || candidates.iter().any(|known| known.arm.id == arm.id) {
@@ -433,9 +421,7 @@ fn noise_floor(context: &SearchContext, evidence: &Evidence, best: Option<&Candi
                 .objective
                 .batches()
                 .iter()
-                .map(|batch| {
-                    Some((Objective::batch_us(batch, |point| medians.get(&point).copied())?, batch.weight))
-                })
+                .map(|batch| Some((Objective::batch_us(batch, |point| medians.get(&point).copied())?, batch.weight)))
                 .collect();
             stats::weighted_geometric_mean(&batches?)
         })

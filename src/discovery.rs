@@ -84,7 +84,9 @@ impl Classified for DiscoveryError {
                  To see the tool work without GPUs: `nccltune tune --backend simulated`"
                     .to_owned(),
             ),
-            Self::NoGpu => Some("CUDA_VISIBLE_DEVICES may hide them, or the container was started without them".to_owned()),
+            Self::NoGpu => {
+                Some("CUDA_VISIBLE_DEVICES may hide them, or the container was started without them".to_owned())
+            }
             Self::NcclNotFound(_) => Some(
                 "name it with --nccl-lib PATH, best the one your server loads \
                  (in a Python environment: site-packages/nvidia/nccl/lib/libnccl.so.2)"
@@ -150,7 +152,9 @@ pub fn machine_of(report: &ProbeReport) -> Result<Machine, DiscoveryError> {
     if let Some(error) = &report.cuda_error {
         return Err(DiscoveryError::DriverUnusable(error.clone()));
     }
-    if report.gpus.is_empty() && let Some(error) = &report.nvml_error {
+    if report.gpus.is_empty()
+        && let Some(error) = &report.nvml_error
+    {
         return Err(DiscoveryError::DriverUnusable(error.clone()));
     }
     let mut gpus = Vec::new();
@@ -188,7 +192,8 @@ pub fn select_devices(machine: &Machine, wanted: &[String]) -> Result<Vec<u32>, 
     if wanted.is_empty() {
         return Ok(machine.gpus.iter().map(|gpu| gpu.index).collect());
     }
-    let known = || machine.gpus.iter().map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)).collect::<Vec<_>>().join(", ");
+    let known =
+        || machine.gpus.iter().map(|gpu| format!("{} ({})", gpu.index, gpu.uuid)).collect::<Vec<_>>().join(", ");
     let mut devices = Vec::new();
     for name in wanted {
         let found = machine
@@ -264,10 +269,8 @@ pub fn choose_nccl(
 ) -> Result<NcclLibrary, DiscoveryError> {
     let (path, source) = match (&candidates.user, candidates.python.first()) {
         (Some(path), _) => {
-            let real = fs_err::canonicalize(path).map_err(|error| DiscoveryError::NcclUnusable {
-                path: path.clone(),
-                reason: error.to_string(),
-            })?;
+            let real = fs_err::canonicalize(path)
+                .map_err(|error| DiscoveryError::NcclUnusable { path: path.clone(), reason: error.to_string() })?;
             (Some(real), LibrarySource::User)
         }
         (None, Some(path)) => (Some(path.clone()), LibrarySource::PythonEnvironment),
@@ -284,10 +287,8 @@ pub fn choose_nccl(
             )),
         });
     };
-    let unreadable = |error: std::io::Error| DiscoveryError::NcclUnusable {
-        path: PathBuf::from(&path),
-        reason: error.to_string(),
-    };
+    let unreadable =
+        |error: std::io::Error| DiscoveryError::NcclUnusable { path: PathBuf::from(&path), reason: error.to_string() };
     let file = fs_err::File::open(&path).map_err(unreadable)?;
     let sha256 = Fingerprint::of_reader(file).map_err(unreadable)?.as_str().to_owned();
     Ok(NcclLibrary { path, version, sha256, source })

@@ -111,11 +111,9 @@ impl Evidence {
 
     fn tell_cell(&mut self, cell: &CellMeasurement) {
         let Some(phase) = self.phases.get(&cell.block).copied() else { return };
-        let (Some(median_us), Some(mean_us), Some(p99_us)) = (
-            stats::median(&cell.replays_us),
-            stats::mean(&cell.replays_us),
-            stats::quantile(&cell.replays_us, 0.99),
-        ) else {
+        let (Some(median_us), Some(mean_us), Some(p99_us)) =
+            (stats::median(&cell.replays_us), stats::mean(&cell.replays_us), stats::quantile(&cell.replays_us, 0.99))
+        else {
             return;
         };
         self.measured_cells += 1;
@@ -155,25 +153,18 @@ impl Evidence {
     /// The objective of an arm against the default, one log ratio per block in which both were
     /// measured at every point of the objective: the weighted mean over batches of
     /// ln(sum of calls x median / the default's).
-    pub fn objective_log_ratios(
-        &self,
-        phase: Phase,
-        arm: &ArmId,
-        default: &ArmId,
-        objective: &Objective,
-    ) -> Vec<f64> {
-        let mut blocks: Vec<u32> = self
-            .phases
-            .iter()
-            .filter(|(_, of)| **of == phase)
-            .map(|(block, _)| *block)
-            .collect();
+    pub fn objective_log_ratios(&self, phase: Phase, arm: &ArmId, default: &ArmId, objective: &Objective) -> Vec<f64> {
+        let mut blocks: Vec<u32> =
+            self.phases.iter().filter(|(_, of)| **of == phase).map(|(block, _)| *block).collect();
         blocks.sort_unstable();
         blocks
             .into_iter()
             .filter_map(|block| {
                 let value = |arm: &ArmId, point: PointKey| {
-                    self.values(phase, arm, point).iter().find(|value| value.block == block).map(|value| value.median_us)
+                    self.values(phase, arm, point)
+                        .iter()
+                        .find(|value| value.block == block)
+                        .map(|value| value.median_us)
                 };
                 objective.log_ratio(|point| Some((value(arm, point)?, value(default, point)?)))
             })
@@ -292,7 +283,8 @@ impl Objective {
         let mut batches: Vec<Batch> = Vec::new();
         for point in workload.points.iter().filter(|point| point.measured) {
             // Points the user named directly have no batch in common; each is a batch of its own.
-            let same = |batch: &&mut Batch| batch.batch == point.batch && point.phase != crate::record::PointPhase::Size;
+            let same =
+                |batch: &&mut Batch| batch.batch == point.batch && point.phase != crate::record::PointPhase::Size;
             match batches.iter_mut().find(same) {
                 Some(batch) => batch.calls.push((point.key(), point.calls_per_pass)),
                 None => batches.push(Batch {

@@ -112,8 +112,7 @@ impl Journal {
             let path = path.clone();
             move |source| JournalError::Io { doing, path, source }
         };
-        let mut file =
-            fs_err::OpenOptions::new().read(true).append(true).open(&path).map_err(io("open"))?;
+        let mut file = fs_err::OpenOptions::new().read(true).append(true).open(&path).map_err(io("open"))?;
         let length = file.metadata().map_err(io("read"))?.len();
         let whole = length_of_whole_lines(&mut file).map_err(io("read"))?;
         if whole < length {
@@ -130,24 +129,22 @@ impl Journal {
     pub fn append(&mut self, at_s: f64, event: Event) -> Result<JournalLine, JournalError> {
         let line = JournalLine { sequence: self.next_sequence, at_s, event };
         require_finite(&line)?;
-        let mut text =
-            serde_json::to_string(&line).map_err(|error| JournalError::NotFinite(error.to_string()))?;
+        let mut text = serde_json::to_string(&line).map_err(|error| JournalError::NotFinite(error.to_string()))?;
         text.push('\n');
         // One write call per line: a line is torn only by a crash or a full disk, never by two
         // buffers.
-        self.file
-            .write_all(text.as_bytes())
-            .and_then(|()| self.file.flush())
-            .map_err(|source| JournalError::Io { doing: "write", path: self.path.clone(), source })?;
+        self.file.write_all(text.as_bytes()).and_then(|()| self.file.flush()).map_err(|source| JournalError::Io {
+            doing: "write",
+            path: self.path.clone(),
+            source,
+        })?;
         self.next_sequence += 1;
         Ok(line)
     }
 
     /// Forces everything to disk.
     pub fn sync(&mut self) -> Result<(), JournalError> {
-        self.file
-            .sync_data()
-            .map_err(|source| JournalError::Io { doing: "sync", path: self.path.clone(), source })
+        self.file.sync_data().map_err(|source| JournalError::Io { doing: "sync", path: self.path.clone(), source })
     }
 }
 
@@ -200,8 +197,7 @@ fn read_lines(path: &Path) -> Result<Vec<JournalLine>, JournalError> {
         if text.len() > LINE_BYTES {
             return Err(corrupt(format!("longer than {LINE_BYTES} bytes")));
         }
-        let line: JournalLine =
-            serde_json::from_slice(&text).map_err(|error| corrupt(error.to_string()))?;
+        let line: JournalLine = serde_json::from_slice(&text).map_err(|error| corrupt(error.to_string()))?;
         if line.sequence != number - 1 {
             return Err(corrupt(format!("sequence {} where {} belongs", line.sequence, number - 1)));
         }

@@ -97,10 +97,8 @@ impl ReplayBackend {
         if !self.blocks.contains_key(&block) {
             self.redrawn += 1;
         }
-        let draw = *self
-            .blocks
-            .entry(block)
-            .or_insert_with(|| self.seed.derive("replay-block", &block.to_string()).random());
+        let draw =
+            *self.blocks.entry(block).or_insert_with(|| self.seed.derive("replay-block", &block.to_string()).random());
         let index = draw as usize % recorded.launches.len();
         Some(recorded.launches[index].1.clone())
     }
@@ -108,8 +106,7 @@ impl ReplayBackend {
 
 impl Backend for ReplayBackend {
     fn run(&mut self, plan: &LaunchPlan, sink: Sink<'_>) -> Result<(), BackendError> {
-        let started =
-            Event::LaunchStarted { launch: plan.launch, block: plan.block, env: plan.environment.clone() };
+        let started = Event::LaunchStarted { launch: plan.launch, block: plan.block, env: plan.environment.clone() };
         if sink(started).is_break() {
             return Ok(());
         }
@@ -118,10 +115,8 @@ impl Backend for ReplayBackend {
         for (index, communicator) in plan.communicators.iter().enumerate() {
             let arm = &communicator.arm.id;
             let cells = self.next_launch(plan.phase, arm, plan.block);
-            let missing = communicator
-                .points
-                .iter()
-                .find(|point| cells.as_ref().is_none_or(|cells| !cells.contains_key(point)));
+            let missing =
+                communicator.points.iter().find(|point| cells.as_ref().is_none_or(|cells| !cells.contains_key(point)));
             if let Some(point) = missing {
                 // What the recorded run could not measure failed then; what it never tried is
                 // another matter.
@@ -170,12 +165,8 @@ impl Backend for ReplayBackend {
                 }
             }
         }
-        let _ = sink(Event::LaunchEnded {
-            launch: plan.launch,
-            duration_s,
-            set_by_environment: Vec::new(),
-            outcome: None,
-        });
+        let _ =
+            sink(Event::LaunchEnded { launch: plan.launch, duration_s, set_by_environment: Vec::new(), outcome: None });
         Ok(())
     }
 
@@ -197,10 +188,8 @@ impl Backend for ReplayBackend {
             ));
         }
         if !self.missing.is_empty() {
-            notes.push(format!(
-                "not in the recorded run: {}",
-                self.missing.iter().map(|arm| arm.0.as_str()).join(", ")
-            ));
+            notes
+                .push(format!("not in the recorded run: {}", self.missing.iter().map(|arm| arm.0.as_str()).join(", ")));
         }
         notes
     }

@@ -196,8 +196,7 @@ impl SimulatedBackend {
 
 impl Backend for SimulatedBackend {
     fn run(&mut self, plan: &LaunchPlan, sink: Sink<'_>) -> Result<(), BackendError> {
-        let started =
-            Event::LaunchStarted { launch: plan.launch, block: plan.block, env: plan.environment.clone() };
+        let started = Event::LaunchStarted { launch: plan.launch, block: plan.block, env: plan.environment.clone() };
         if sink(started).is_break() {
             return Ok(());
         }
@@ -247,12 +246,8 @@ impl Backend for SimulatedBackend {
             }
         }
         // The launch is over either way; a break here changes nothing.
-        let _ = sink(Event::LaunchEnded {
-            launch: plan.launch,
-            duration_s,
-            set_by_environment: Vec::new(),
-            outcome: None,
-        });
+        let _ =
+            sink(Event::LaunchEnded { launch: plan.launch, duration_s, set_by_environment: Vec::new(), outcome: None });
         Ok(())
     }
 
@@ -339,7 +334,9 @@ mod tests {
             assert!((machine.latency_us(&none, point(*size)) / us - 1.0).abs() < 1e-9);
         }
         let between = machine.latency_us(&none, point(57_344));
-        assert!(between > machine.latency_us(&none, point(32_768)) && between < machine.latency_us(&none, point(65_536)));
+        assert!(
+            between > machine.latency_us(&none, point(32_768)) && between < machine.latency_us(&none, point(65_536))
+        );
     }
 
     #[test]

@@ -144,9 +144,11 @@ impl Device {
         let enqueued = body();
         let ended = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
         enqueued?;
-        let graph = ended
-            .map_err(cuda_error("could not end a graph capture"))?
-            .ok_or(CudaError { call: "graph capture", reason: "nothing was captured".to_owned(), out_of_memory: false })?;
+        let graph = ended.map_err(cuda_error("could not end a graph capture"))?.ok_or(CudaError {
+            call: "graph capture",
+            reason: "nothing was captured".to_owned(),
+            out_of_memory: false,
+        })?;
         graph.upload().map_err(cuda_error("could not upload a graph"))?;
         Ok(Graph(graph))
     }

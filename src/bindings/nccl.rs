@@ -88,18 +88,11 @@ impl Nccl {
     /// context decides the GPU. There is no way to end a join that hangs but to end the process,
     /// which the parent's deadline does.
     #[expect(unsafe_code, reason = "foreign call")]
-    pub fn join(
-        &self,
-        ranks: u32,
-        id: &[u8; UNIQUE_ID_BYTES],
-        rank: u32,
-    ) -> Result<Communicator<'_>, NcclError> {
+    pub fn join(&self, ranks: u32, id: &[u8; UNIQUE_ID_BYTES], rank: u32) -> Result<Communicator<'_>, NcclError> {
         let id = RawUniqueId(id.map(|byte| byte.cast_signed()));
         let mut handle: *mut c_void = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle; the id is passed by value as nccl.h declares.
-        let status = unsafe {
-            (self.functions.ncclCommInitRank)(&raw mut handle, ranks as c_int, id, rank as c_int)
-        };
+        let status = unsafe { (self.functions.ncclCommInitRank)(&raw mut handle, ranks as c_int, id, rank as c_int) };
         self.checked("ncclCommInitRank", status, std::ptr::null_mut())?;
         Ok(Communicator { nccl: self, handle })
     }

@@ -171,11 +171,7 @@ fn read_gpu(device: &nvml_wrapper::Device<'_>, index: u32) -> Result<Gpu, nvml_w
             .map(|capability| [capability.major, capability.minor]),
         pcie_generation: both(device.current_pcie_link_gen(), device.max_pcie_link_gen()),
         pcie_width: both(device.current_pcie_link_width(), device.max_pcie_link_width()),
-        nvlinks: device
-            .link_wrapper_for(0)
-            .is_active()
-            .ok()
-            .map(|_| (0..MOST_NVLINKS).filter(active).count() as u32),
+        nvlinks: device.link_wrapper_for(0).is_active().ok().map(|_| (0..MOST_NVLINKS).filter(active).count() as u32),
         utilization_percent: device.utilization_rates().ok().map(|rates| rates.gpu),
         process_ids: device
             .running_compute_processes()
@@ -250,9 +246,12 @@ mod tests {
 
     #[test]
     fn questions_read_back() {
-        for question in
-            [Question::Machine, Question::Nccl(None), Question::Nccl(Some("/x".to_owned())), Question::Answers(vec![0, 3])]
-        {
+        for question in [
+            Question::Machine,
+            Question::Nccl(None),
+            Question::Nccl(Some("/x".to_owned())),
+            Question::Answers(vec![0, 3]),
+        ] {
             assert_eq!(Question::parse(&question.arguments()), Some(question));
         }
         assert_eq!(Question::parse(&["answers".to_owned(), "x".to_owned()]), None);

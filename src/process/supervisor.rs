@@ -50,10 +50,8 @@ impl Supervisor {
         let (requests, inbox) = mpsc::unbounded_channel();
         let interrupts = Arc::new(AtomicU8::new(0));
         let seen = Arc::clone(&interrupts);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(SupervisorError::Thread)?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(SupervisorError::Thread)?;
         let thread = std::thread::Builder::new()
             .name("supervisor".to_owned())
             .spawn(move || tokio::task::LocalSet::new().block_on(&runtime, supervise(inbox, seen)))

@@ -1,6 +1,8 @@
 //! The reference: every arm in every block of the search, then the finalists on fresh launches.
 
-use super::{SearchContext, Standing, Strategy, Want, complete_blocks, living, pooled_half_width, pooled_spread, standings};
+use super::{
+    SearchContext, Standing, Strategy, Want, complete_blocks, living, pooled_half_width, pooled_spread, standings,
+};
 use crate::evidence::Evidence;
 use crate::record::{Arm, ArmId, DropReason, Phase, PointKey};
 use crate::stats;

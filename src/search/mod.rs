@@ -95,8 +95,7 @@ pub fn standings(context: &SearchContext, evidence: &Evidence) -> Vec<Standing> 
         .iter()
         .filter(|arm| arm.id != context.default && !quarantined.contains(&arm.id))
         .filter_map(|arm| {
-            let ratios =
-                evidence.objective_log_ratios(Phase::Search, &arm.id, &context.default, &context.objective);
+            let ratios = evidence.objective_log_ratios(Phase::Search, &arm.id, &context.default, &context.objective);
             let objective_log = stats::mean(&ratios)?;
             let worst = context
                 .points
@@ -131,13 +130,7 @@ pub fn shown_regressions(context: &SearchContext, evidence: &Evidence) -> Vec<(S
 }
 
 /// Log ratios of an arm to the default at a point, one per block.
-pub fn point_log_ratios(
-    evidence: &Evidence,
-    phase: Phase,
-    arm: &ArmId,
-    default: &ArmId,
-    point: PointKey,
-) -> Vec<f64> {
+pub fn point_log_ratios(evidence: &Evidence, phase: Phase, arm: &ArmId, default: &ArmId, point: PointKey) -> Vec<f64> {
     let pairs: Vec<(f64, f64)> =
         evidence.pairs(phase, arm, default, point).into_iter().map(|(_, arm, default)| (arm, default)).collect();
     stats::paired_log_ratios(&pairs).unwrap_or_default()
@@ -162,12 +155,7 @@ pub fn pooled_spread(context: &SearchContext, evidence: &Evidence, point: Option
 }
 
 /// Half-width of a 95 % interval for a mean of `count` log ratios; infinite where nothing is known.
-pub fn pooled_half_width(
-    context: &SearchContext,
-    evidence: &Evidence,
-    point: Option<PointKey>,
-    count: usize,
-) -> f64 {
+pub fn pooled_half_width(context: &SearchContext, evidence: &Evidence, point: Option<PointKey>, count: usize) -> f64 {
     match pooled_spread(context, evidence, point) {
         Some(spread) if count > 0 => NORMAL_95 * spread / (count as f64).sqrt(),
         _ => f64::INFINITY,

@@ -100,8 +100,7 @@ impl Cell {
         communicator.asynchronous_error()?;
 
         let timed = device.capture(|| (0..collectives).try_for_each(|_| enqueue()))?;
-        let single =
-            if chain_is_checkable(point.ranks, collectives) { None } else { Some(device.capture(enqueue)?) };
+        let single = if chain_is_checkable(point.ranks, collectives) { None } else { Some(device.capture(enqueue)?) };
         let cell = Self { point, collectives, timed, single };
         if cell.single.is_none() {
             cell.replay(device, buffers, &cell.timed)?;
@@ -145,11 +144,7 @@ impl Cell {
     }
 
     /// The reset of the values stays outside the two events: it is ours, not the collective's.
-    fn timed_replay(
-        &self,
-        device: &Device,
-        buffers: &Buffers,
-    ) -> Result<crate::bindings::cuda::Stopwatch, StepError> {
+    fn timed_replay(&self, device: &Device, buffers: &Buffers) -> Result<crate::bindings::cuda::Stopwatch, StepError> {
         let stopwatch = device.stopwatch()?;
         device.copy(&buffers.source, &buffers.work, self.point.bytes as usize)?;
         device.record_start(&stopwatch)?;

@@ -147,9 +147,8 @@ fn serve_communicator(
         match next(connection)? {
             Order::Prepare { point, collectives } => {
                 drop(prepared.take());
-                let (cell, replay_us) =
-                    Cell::prepare(&setup.device, communicator, &setup.buffers, point, collectives)
-                        .map_err(|error| failed(log)(error))?;
+                let (cell, replay_us) = Cell::prepare(&setup.device, communicator, &setup.buffers, point, collectives)
+                    .map_err(|error| failed(log)(error))?;
                 prepared = Some(cell);
                 send(connection, &Answer::Prepared { replay_us, log: log.delta() })?;
             }

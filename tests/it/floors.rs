@@ -19,7 +19,10 @@ use crate::source::{
 const FLOORS: &[(&str, &[&str])] = &[
     ("words", &["canonical", "clock", "collective", "engine", "error_kind", "knob", "machine", "seed", "units"]),
     ("records", &["record", "stats"]),
-    ("descriptions", &["bindings", "dynlib", "env_syntax", "wording", "evidence", "nccl_log", "nccl_model", "space", "workload"]),
+    (
+        "descriptions",
+        &["bindings", "dynlib", "env_syntax", "wording", "evidence", "nccl_log", "nccl_model", "space", "workload"],
+    ),
     ("tools", &["journal", "probe", "process", "quarantine", "worker"]),
     // Asks the probe what the machine is, so that work need not.
     ("discovery", &["discovery"]),
