@@ -264,7 +264,7 @@ impl Campaign<'_> {
 
     /// The launches of a block, in order. In the search, arms that differ only in what a living
     /// worker can change share a launch; in the final, every arm has a launch of its own.
-    fn plan_block(&self, block: u32, phase: Phase, arms: &[ArmId], next_launch: &mut u32) -> Vec<LaunchPlan> {
+    pub fn plan_block(&self, block: u32, phase: Phase, arms: &[ArmId], next_launch: &mut u32) -> Vec<LaunchPlan> {
         let arms: Vec<&Arm> = arms.iter().filter_map(|id| self.context.arms.iter().find(|arm| arm.id == *id)).collect();
         let mut groups: Vec<(BTreeMap<String, String>, Vec<&Arm>)> = Vec::new();
         for arm in arms.into_iter().sorted_by(|left, right| left.id.cmp(&right.id)) {

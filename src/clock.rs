@@ -5,8 +5,8 @@ use std::time::{Duration, Instant, SystemTime};
 /// Elapsed time of a run. Simulated and replayed runs advance it by hand.
 #[derive(Debug)]
 pub enum Clock {
-    /// The machine's monotonic clock.
-    Real(Instant),
+    /// The machine's monotonic clock, and the seconds an earlier part of the run took.
+    Real(Instant, f64),
     /// Seconds that only [`Clock::advance_s`] moves.
     Virtual(f64),
 }
@@ -15,7 +15,7 @@ impl Clock {
     /// A clock that starts now.
     #[expect(clippy::disallowed_methods, reason = "this is the room for clocks")]
     pub fn real() -> Self {
-        Self::Real(Instant::now())
+        Self::Real(Instant::now(), 0.0)
     }
 
     /// A clock that stands at zero until it is advanced.
@@ -23,10 +23,19 @@ impl Clock {
         Self::Virtual(0.0)
     }
 
+    /// The same clock, as if this many seconds had passed already: a resumed run goes on counting.
+    #[must_use]
+    pub fn continued_from(self, seconds: f64) -> Self {
+        match self {
+            Self::Real(start, before) => Self::Real(start, before + seconds),
+            Self::Virtual(now) => Self::Virtual(now + seconds),
+        }
+    }
+
     /// Seconds since the clock started.
     pub fn elapsed_s(&self) -> f64 {
         match self {
-            Self::Real(start) => start.elapsed().as_secs_f64(),
+            Self::Real(start, before) => before + start.elapsed().as_secs_f64(),
             Self::Virtual(seconds) => *seconds,
         }
     }

@@ -55,6 +55,20 @@ pub enum DiscoveryError {
         /// What there is.
         known: String,
     },
+    /// Another run of this tool uses the GPU.
+    #[error("another nccltune is measuring on {uuid}")]
+    GpuTaken {
+        /// The GPU.
+        uuid: String,
+    },
+    /// A lock file cannot be used.
+    #[error("could not lock a GPU: {error}")]
+    GpuLock {
+        /// The lock file.
+        path: PathBuf,
+        /// The system's error.
+        error: std::io::Error,
+    },
     /// No libnccl was found.
     #[error("no NCCL library found: {0}")]
     NcclNotFound(String),
@@ -307,6 +321,42 @@ pub fn gpus_answer(
     }
 }
 
+/// Exclusive use of GPUs among runs of this tool, for as long as the value lives.
+#[derive(Debug)]
+pub struct GpuLocks {
+    _files: Vec<fs_err::File>,
+}
+
+impl GpuLocks {
+    /// Locks every GPU by its identity. Two runs that share a GPU would measure each other.
+    pub fn take(gpus: &[Gpu]) -> Result<Self, DiscoveryError> {
+        Self::take_in(gpus, Path::new("/tmp"))
+    }
+
+    fn take_in(gpus: &[Gpu], folder: &Path) -> Result<Self, DiscoveryError> {
+        let mut files = Vec::new();
+        for gpu in gpus {
+            let name: String = gpu.uuid.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(64).collect();
+            let path = folder.join(format!("nccltune-{name}.lock"));
+            let unusable = |error: std::io::Error| DiscoveryError::GpuLock { path: path.clone(), error };
+            let file = fs_err::OpenOptions::new()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .open(&path)
+                .map_err(unusable)?;
+            match file.file().try_lock() {
+                Ok(()) => files.push(file),
+                Err(std::fs::TryLockError::WouldBlock) => {
+                    return Err(DiscoveryError::GpuTaken { uuid: gpu.uuid.clone() });
+                }
+                Err(std::fs::TryLockError::Error(error)) => return Err(unusable(error)),
+            }
+        }
+        Ok(Self { _files: files })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,6 +411,19 @@ mod tests {
         assert_eq!(select_devices(&machine, &["gpu-0".to_owned(), "0".to_owned()]).unwrap(), [0, 1]);
         let error = select_devices(&machine, &["7".to_owned()]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage);
+    }
+
+    #[test]
+    fn a_gpu_belongs_to_one_run_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, two) = (gpu(0, "a"), gpu(1, "b"));
+        let first = GpuLocks::take_in(&[one.clone()], folder.path()).unwrap();
+        assert!(GpuLocks::take_in(&[two.clone()], folder.path()).is_ok());
+        let error = GpuLocks::take_in(&[two, one.clone()], folder.path()).unwrap_err();
+        assert_eq!(error.to_string(), "another nccltune is measuring on GPU-0");
+        assert_eq!(error.kind(), ErrorKind::MachineUnfit);
+        drop(first);
+        assert!(GpuLocks::take_in(&[one], folder.path()).is_ok());
     }
 
     #[test]

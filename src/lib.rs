@@ -23,6 +23,7 @@ pub mod dynlib;
 pub mod env_syntax;
 pub mod evidence;
 pub mod nccl_log;
+pub mod space;
 pub mod wording;
 pub mod workload;
 // 3 tools
@@ -41,5 +42,10 @@ pub mod choice;
 // 6 campaign
 pub mod campaign;
 // 7 telling
+pub mod doctor;
 pub mod emit;
 pub mod report;
+// 8 flow
+pub mod flow;
+// 9 door
+pub mod cli;

@@ -3,6 +3,7 @@
 //! All of them sit behind one method, so that everything above (search, journal, judgement, files)
 //! is the same code whatever measures.
 
+pub mod nccl;
 pub mod replay;
 pub mod simulated;
 

@@ -1,0 +1,322 @@
+//! The commands and their flags.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::emit::EmitAs;
+use crate::engine::Engine;
+use crate::report::Format;
+use crate::units::{parse_fraction, parse_size};
+
+/// From a model's config and this machine to the NCCL settings its inference server should start
+/// with, proven by measurement.
+#[derive(Debug, Parser)]
+#[command(name = "nccltune", version, about, propagate_version = true, max_term_width = 100)]
+pub(super) struct Cli {
+    #[command(subcommand)]
+    pub(super) command: Command,
+
+    #[command(flatten)]
+    pub(super) output: OutputArgs,
+}
+
+/// How much is said, and how.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Output")]
+pub(super) struct OutputArgs {
+    /// Say nothing on standard error but errors.
+    #[arg(long, short, global = true, conflicts_with = "verbose")]
+    pub(super) quiet: bool,
+
+    /// Print every event of the run on standard error.
+    #[arg(long, short, global = true)]
+    pub(super) verbose: bool,
+
+    /// When to use colour.
+    #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto, value_name = "WHEN")]
+    pub(super) color: ColorChoice,
+
+    /// Show no progress bar.
+    #[arg(long, global = true)]
+    pub(super) no_progress: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum ColorChoice {
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Find, by measurement, the NCCL settings a server should start with.
+    Tune(Box<TuneArgs>),
+    /// Check whether this machine is fit for measuring and serving.
+    Doctor(DoctorArgs),
+    /// Show which collectives a model's pass issues.
+    Workload(WorkloadCommandArgs),
+    /// Print a run's answer in a deployable form.
+    Emit(EmitArgs),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum BackendArg {
+    /// NCCL where an NVIDIA driver is installed, the simulation where none is.
+    Auto,
+    /// NCCL on this machine's GPUs.
+    Nccl,
+    /// A simulated machine; every number is labelled SIMULATED.
+    Simulated,
+    /// A recorded run; every number is labelled REPLAYED.
+    Replay,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum StrategyArg {
+    /// Every arm in every block.
+    Exhaustive,
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Workload")]
+pub(super) struct WorkloadArgs {
+    /// Preset (kimi-k2.5, llama-3.1-70b) or a config.json [default: kimi-k2.5].
+    #[arg(long, value_name = "FILE|PRESET", env = "NCCLTUNE_MODEL")]
+    pub(super) model: Option<String>,
+
+    /// Engine whose padding, prefill chunk and own variables apply [default: sglang].
+    #[arg(long, value_name = "sglang|vllm|torch|none", env = "NCCLTUNE_ENGINE", value_parser = parse_engine)]
+    pub(super) engine: Option<Engine>,
+
+    /// Tensor-parallel size [default: the number of GPUs].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(super) tp: Option<u32>,
+
+    /// Concurrent sequences, with weights if they differ: 1,8,32 or 1:0.7,8:0.3 [default: 1,4,16].
+    #[arg(long, value_name = "LIST", env = "NCCLTUNE_BATCH")]
+    pub(super) batch: Option<String>,
+
+    /// Tokens the target checks per sequence and pass, the root included: SGLang's
+    /// speculative_num_draft_tokens, vLLM's num_speculative_tokens + 1 [default: 1, no speculation].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(super) verify_tokens: Option<u32>,
+
+    /// Prefill chunk in tokens [default: the engine's].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) chunk: Option<u32>,
+
+    /// Take an unknown architecture for a plain decoder: 1 + 2 x layers all-reduces per pass.
+    #[arg(long)]
+    pub(super) assume_decoder: bool,
+
+    /// Measure these message sizes instead of a model's: 4K,64K,1M.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size_argument, conflicts_with_all = ["model", "batch", "verify_tokens", "chunk"])]
+    pub(super) sizes: Vec<u64>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct TuneArgs {
+    #[command(flatten)]
+    pub(super) workload: WorkloadArgs,
+
+    /// What measures.
+    #[arg(long, value_enum, default_value_t = BackendArg::Auto, env = "NCCLTUNE_BACKEND", help_heading = "Machine")]
+    pub(super) backend: BackendArg,
+
+    /// Simulated machine [default: rtx-pro-6000-x8].
+    #[arg(long, value_name = "NAME|FILE", help_heading = "Machine", conflicts_with = "recorded")]
+    pub(super) machine: Option<String>,
+
+    /// Recorded run to replay.
+    #[arg(long, value_name = "DIR", help_heading = "Machine")]
+    pub(super) recorded: Option<PathBuf>,
+
+    /// GPUs to use: positions in PCI order, or UUIDs [default: all visible].
+    #[arg(long, value_name = "LIST", value_delimiter = ',', env = "NCCLTUNE_DEVICES", help_heading = "Machine")]
+    pub(super) devices: Vec<String>,
+
+    /// The libnccl that the server loads [default: the Python environment's, else the loader's].
+    #[arg(long, value_name = "PATH", env = "NCCLTUNE_NCCL_LIB", help_heading = "Machine")]
+    pub(super) nccl_lib: Option<PathBuf>,
+
+    /// Fix a variable in every arm, the default included; repeatable.
+    #[arg(long = "pin", value_name = "NAME=VALUE", help_heading = "Machine")]
+    pub(super) pins: Vec<String>,
+
+    /// Let a variable of the environment through to the workers; repeatable.
+    #[arg(long = "keep-env", value_name = "NAME", help_heading = "Machine")]
+    pub(super) keep_env: Vec<String>,
+
+    /// Measure although doctor refuses; the run says so.
+    #[arg(long, help_heading = "Machine")]
+    pub(super) force: bool,
+
+    /// Search space [default: host-memory where peer access is pinned off, else pcie-decode].
+    #[arg(long, value_name = "NAME|FILE", env = "NCCLTUNE_SPACE", help_heading = "Search")]
+    pub(super) space: Option<String>,
+
+    /// How the space is searched.
+    #[arg(long, value_enum, default_value_t = StrategyArg::Exhaustive, help_heading = "Search")]
+    pub(super) strategy: StrategyArg,
+
+    /// Take a risk by name: unverified-platform, unsafe-mixing, hang-prone; repeatable.
+    #[arg(long = "allow-risk", value_name = "NAME", value_parser = ["unverified-platform", "unsafe-mixing", "hang-prone"], help_heading = "Search")]
+    pub(super) allow_risk: Vec<String>,
+
+    /// Time the run may take: 15m, 1h.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Search")]
+    pub(super) time_budget: Option<f64>,
+
+    /// Blocks of the search: how often every arm is measured before finalists are chosen [default: 3].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "Search")]
+    pub(super) search_blocks: Option<u32>,
+
+    /// Paired launches of each finalist [default: 6 to 24, from the noise seen in the search].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..=200), help_heading = "Search")]
+    pub(super) final_launches: Option<u32>,
+
+    /// Smallest gain worth shipping [default: 2%].
+    #[arg(long, value_name = "SHARE", value_parser = parse_share, help_heading = "Verdict")]
+    pub(super) min_gain: Option<f64>,
+
+    /// Largest regression allowed at any point [default: 2%].
+    #[arg(long, value_name = "SHARE", value_parser = parse_share, help_heading = "Verdict")]
+    pub(super) max_regression: Option<f64>,
+
+    /// Adopt only if every point is shown safe.
+    #[arg(long, help_heading = "Verdict")]
+    pub(super) strict: bool,
+
+    /// Exit with status 5 when the run ends undecided.
+    #[arg(long, help_heading = "Verdict")]
+    pub(super) require_decision: bool,
+
+    /// Skip the end-to-end trial. This version has none yet, so this changes nothing.
+    #[arg(long, help_heading = "Verdict")]
+    pub(super) no_trial: bool,
+
+    /// Spread of launches that are redrawn around recorded ones (replay only): 1.8%.
+    #[arg(long, value_name = "SHARE", value_parser = parse_share, requires = "recorded", help_heading = "Verdict")]
+    pub(super) assume_noise: Option<f64>,
+
+    /// Seed of orders, data and simulated noise [default: 1].
+    #[arg(long, value_name = "N", env = "NCCLTUNE_SEED", help_heading = "Run")]
+    pub(super) seed: Option<u64>,
+
+    /// Run directory [default: results/<time>-<id>].
+    #[arg(long, value_name = "DIR", env = "NCCLTUNE_OUT", help_heading = "Run")]
+    pub(super) out: Option<PathBuf>,
+
+    /// Go on with the run in --out.
+    #[arg(long, help_heading = "Run", conflicts_with_all = ["recorded", "dry_run"])]
+    pub(super) resume: bool,
+
+    /// Say what would be measured, and stop.
+    #[arg(long, help_heading = "Run")]
+    pub(super) dry_run: bool,
+
+    #[command(flatten)]
+    pub(super) format: FormatArg,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct FormatArg {
+    /// Form of the data on standard output.
+    #[arg(long = "format", value_name = "text|json|csv|markdown", default_value = "text", value_parser = parse_format, help_heading = "Output")]
+    pub(super) format: Format,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct DoctorArgs {
+    /// GPUs to look at: positions in PCI order, or UUIDs [default: all visible].
+    #[arg(long, value_name = "LIST", value_delimiter = ',', env = "NCCLTUNE_DEVICES")]
+    pub(super) devices: Vec<String>,
+
+    /// The libnccl that the server loads.
+    #[arg(long, value_name = "PATH", env = "NCCLTUNE_NCCL_LIB")]
+    pub(super) nccl_lib: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(super) format: FormatArg,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct WorkloadCommandArgs {
+    #[command(flatten)]
+    pub(super) workload: WorkloadArgs,
+
+    /// GPU memory, where it decides the engine's buckets and chunk: 96GiB.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_argument)]
+    pub(super) gpu_memory: Option<u64>,
+
+    #[command(flatten)]
+    pub(super) format: FormatArg,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct EmitArgs {
+    /// Run directory.
+    #[arg(long, value_name = "DIR")]
+    pub(super) run: PathBuf,
+
+    /// Form: env (docker, systemd, compose) or shell.
+    #[arg(long = "as", value_name = "env|shell", default_value = "env", value_parser = parse_emit_as)]
+    pub(super) emit_as: EmitAs,
+}
+
+fn parse_engine(text: &str) -> Result<Engine, String> {
+    Engine::parse(text).ok_or_else(|| "one of sglang, vllm, torch, none".to_owned())
+}
+
+fn parse_size_argument(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|error| error.to_string())
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    parse_fraction(text).map_err(|error| error.to_string())
+}
+
+fn parse_format(text: &str) -> Result<Format, String> {
+    text.parse::<Format>().map_err(|error| error.to_string())
+}
+
+fn parse_emit_as(text: &str) -> Result<EmitAs, String> {
+    EmitAs::ALL
+        .into_iter()
+        .find(|known| known.name() == text)
+        .ok_or_else(|| format!("one of {}", EmitAs::ALL.map(EmitAs::name).join(", ")))
+}
+
+fn parse_time(text: &str) -> Result<f64, String> {
+    let seconds = humantime::parse_duration(text).map_err(|error| error.to_string())?.as_secs_f64();
+    if seconds < 1.0 { Err("at least a second".to_owned()) } else { Ok(seconds) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_parser_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn values_are_read_as_people_write_them() {
+        let cli = Cli::try_parse_from([
+            "nccltune", "tune", "--time-budget", "15m", "--min-gain", "3%", "--sizes", "4K,1MiB", "--devices", "0,1",
+        ])
+        .unwrap();
+        let Command::Tune(tune) = cli.command else { panic!("tune") };
+        assert_eq!(tune.time_budget, Some(900.0));
+        assert_eq!(tune.min_gain, Some(0.03));
+        assert_eq!(tune.workload.sizes, [4096, 1 << 20]);
+        assert_eq!(tune.devices, ["0", "1"]);
+        assert!(Cli::try_parse_from(["nccltune", "tune", "--sizes", "4K", "--model", "x"]).is_err());
+        assert!(Cli::try_parse_from(["nccltune", "tune", "--engine", "trt"]).is_err());
+    }
+}

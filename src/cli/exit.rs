@@ -1,0 +1,184 @@
+//! One function per command, and the exit status of each.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use super::args::{
+    BackendArg, Cli, Command, DoctorArgs, EmitArgs, TuneArgs, WorkloadArgs, WorkloadCommandArgs,
+};
+use super::environment;
+use super::printer::Printer;
+use super::progress::Progress;
+use crate::error_kind::{ErrorKind, Failure};
+use crate::flow::doctor::{DoctorRequest, doctor};
+use crate::flow::emit::emit;
+use crate::flow::tune::{Plan, TuneEnd, TuneRequest, tune};
+use crate::flow::workload::{WorkloadWish, workload};
+use crate::flow::BackendChoice;
+use crate::record::VerdictKind;
+use crate::report::{Format, checks_table, files_text, points_table, to_json, verdict};
+use crate::units::format_seconds;
+
+/// Runs a command.
+pub(super) fn run(cli: &Cli, arguments: Vec<String>) -> ExitCode {
+    let printer = Printer::new(&cli.output);
+    let result = match &cli.command {
+        Command::Tune(args) => run_tune(args, &printer, arguments),
+        Command::Doctor(args) => run_doctor(args),
+        Command::Workload(args) => run_workload(args),
+        Command::Emit(args) => run_emit(args),
+    };
+    match result {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            Printer::error(&failure.to_string(), failure.hint());
+            ExitCode::from(failure.kind().exit_status())
+        }
+    }
+}
+
+/// What clap has to say: help and version are data, anything else is wrong usage.
+pub(super) fn usage(error: &clap::Error) -> ExitCode {
+    // Nobody is left to tell when the stream is gone.
+    let _ = error.print();
+    if error.use_stderr() { ExitCode::from(ErrorKind::Usage.exit_status()) } else { ExitCode::SUCCESS }
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    Printer::data(text).map_err(|error| Failure::new(ErrorKind::Unexpected, format!("could not write the answer: {error}")))
+}
+
+fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Result<u8, Failure> {
+    let request = TuneRequest {
+        backend: match args.backend {
+            BackendArg::Auto => BackendChoice::Auto,
+            BackendArg::Nccl => BackendChoice::Nccl,
+            BackendArg::Simulated => BackendChoice::Simulated,
+            BackendArg::Replay => BackendChoice::Replay,
+        },
+        machine: args.machine.clone(),
+        recorded: args.recorded.clone(),
+        workload: wish(&args.workload),
+        space: args.space.clone(),
+        time_budget_s: args.time_budget,
+        min_gain: args.min_gain,
+        max_regression: args.max_regression,
+        strict: args.strict,
+        pins: args.pins.clone(),
+        keep_environment: args.keep_env.clone(),
+        allow_risk: args.allow_risk.clone(),
+        nccl_lib: args.nccl_lib.clone(),
+        devices: args.devices.clone(),
+        seed: args.seed,
+        out: args.out.clone(),
+        resume: args.resume,
+        assume_noise: args.assume_noise,
+        search_blocks: args.search_blocks,
+        final_launches: args.final_launches,
+        dry_run: args.dry_run,
+        force: args.force,
+        arguments,
+        environment: environment::snapshot(),
+    };
+    let mut progress = Progress::new(printer);
+    let end = tune(&request, &mut |update| progress.hear(&update));
+    progress.finish();
+    match end? {
+        TuneEnd::Planned(plan) => {
+            print(&plan_text(&plan, args.format.format)?)?;
+            Ok(0)
+        }
+        TuneEnd::Answered { choice, manifest, directory } => {
+            let width = Printer::width();
+            let mut text = verdict(&choice, &manifest, args.format.format, width)?;
+            if args.format.format == Format::Text {
+                text.push('\n');
+                text.push_str(&files_text(&choice, &directory.display().to_string(), width));
+            }
+            print(&text)?;
+            if choice.verdict == VerdictKind::Undecided && args.require_decision {
+                return Ok(ErrorKind::Undecided.exit_status());
+            }
+            Ok(0)
+        }
+    }
+}
+
+fn wish(args: &WorkloadArgs) -> WorkloadWish {
+    WorkloadWish {
+        model: args.model.clone(),
+        engine: args.engine,
+        tensor_parallel: args.tp,
+        batches: args.batch.clone(),
+        verify_tokens: args.verify_tokens,
+        chunk: args.chunk,
+        assume_decoder: args.assume_decoder,
+        sizes: (!args.sizes.is_empty()).then(|| args.sizes.clone()),
+    }
+}
+
+fn plan_text(plan: &Plan, format: Format) -> Result<String, Failure> {
+    let manifest = &plan.manifest;
+    if format == Format::Json {
+        return Ok(to_json(&serde_json::json!({
+            "labels": manifest.labels.words(),
+            "machine": manifest.machine.name,
+            "arms": manifest.arms,
+            "notices": manifest.notices,
+            "workload": manifest.workload,
+            "settings": manifest.settings,
+            "launches_per_search_block": plan.launches_per_block,
+            "search_cells": plan.search_cells,
+            "final_cells": plan.final_cells,
+        }))?);
+    }
+    let mut text = String::new();
+    let mut line = |what: &str, value: &str| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{what:<10} {value}");
+    };
+    let labels = manifest.labels.words().join(", ");
+    if !labels.is_empty() {
+        line("labels", &labels);
+    }
+    line("machine", &manifest.machine.name);
+    line("model", &format!("{}, TP {}, engine {}", manifest.workload.model, manifest.workload.tensor_parallel, manifest.workload.engine));
+    line("space", &format!("{}: {} arms with the default", manifest.space.name, manifest.arms.len()));
+    line(
+        "search",
+        &format!("{} blocks of {} launches, {} cells", manifest.settings.search_blocks, plan.launches_per_block, plan.search_cells),
+    );
+    line("final", &format!("up to {} finalists beside the default, about {} cells", manifest.settings.finalists, plan.final_cells));
+    // Seen on two H200: 2.5 s a launch and about a third of a second a cell, big guard points included.
+    let seconds = (plan.launches_per_block as f64 * f64::from(manifest.settings.search_blocks) + 48.0) * 2.5
+        + (plan.search_cells + plan.final_cells) as f64 * 0.3;
+    line("time", &format!("about {} on real GPUs", format_seconds(seconds)));
+    for arm in &manifest.arms {
+        line("arm", &arm.name);
+    }
+    Ok(text)
+}
+
+fn run_doctor(args: &DoctorArgs) -> Result<u8, Failure> {
+    let request = DoctorRequest {
+        devices: args.devices.clone(),
+        nccl_lib: args.nccl_lib.clone(),
+        environment: environment::snapshot(),
+    };
+    let (report, refusal) = doctor(&request)?;
+    print(&checks_table(&report, args.format.format, Printer::width())?)?;
+    Ok(if refusal.is_some() { ErrorKind::MachineUnfit.exit_status() } else { 0 })
+}
+
+fn run_workload(args: &WorkloadCommandArgs) -> Result<u8, Failure> {
+    let ranks = args.workload.tp.unwrap_or(8);
+    let memory_mib = args.gpu_memory.map(|bytes| bytes >> 20);
+    let workload = workload(&wish(&args.workload), ranks, memory_mib)?;
+    print(&points_table(&workload, args.format.format, Printer::width())?)?;
+    Ok(0)
+}
+
+fn run_emit(args: &EmitArgs) -> Result<u8, Failure> {
+    print(&emit(&args.run, args.emit_as)?)?;
+    Ok(0)
+}

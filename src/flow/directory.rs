@@ -1,0 +1,110 @@
+//! The run directory: made, found again, and filled without ever leaving half a file.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+use crate::error_kind::{ErrorKind, Failure};
+use crate::journal::JOURNAL_FILE;
+
+/// File names in a run directory.
+pub(super) const MANIFEST_FILE: &str = "manifest.json";
+pub(super) const CHOICE_FILE: &str = "choice.json";
+pub(super) const SUMMARY_FILE: &str = "summary.csv";
+pub(super) const LOGS_FOLDER: &str = "logs";
+/// Largest manifest or choice that is read.
+const MAX_BYTES: u64 = 64 * 1024 * 1024;
+
+/// Makes a directory for a new run, or refuses one that holds something.
+pub(super) fn create(path: &Path) -> Result<(), Failure> {
+    let unusable = |error: std::io::Error| {
+        Failure::new(ErrorKind::Usage, error).with_hint("name another place with --out DIR")
+    };
+    if path.join(JOURNAL_FILE).exists() || path.join(MANIFEST_FILE).exists() {
+        return Err(Failure::new(ErrorKind::Usage, format!("{} already holds a run", path.display()))
+            .with_hint("go on with it (--resume), or name another place with --out DIR"));
+    }
+    match fs_err::read_dir(path) {
+        Ok(mut entries) => {
+            if entries.next().is_some() {
+                return Err(Failure::new(
+                    ErrorKind::Usage,
+                    format!("{} is not empty and holds no run of this tool", path.display()),
+                )
+                .with_hint("nothing in it was touched; name another place with --out DIR"));
+            }
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            fs_err::create_dir_all(path).map_err(unusable)?;
+        }
+        Err(error) => return Err(unusable(error)),
+    }
+    // Found out now, not after an hour of measuring.
+    tempfile::NamedTempFile::new_in(path)
+        .map_err(|error| unusable(std::io::Error::new(error.kind(), format!("cannot write in {}: {error}", path.display()))))?;
+    Ok(())
+}
+
+/// A name for a run that nobody named: when, and what.
+pub(super) fn default_path(created: &str, identity: &str) -> PathBuf {
+    let stamp: String = created.chars().filter(char::is_ascii_alphanumeric).take(15).collect();
+    Path::new("results").join(format!("{stamp}-{}", identity.get(..6).unwrap_or(identity)))
+}
+
+/// Writes a whole file or none.
+pub(super) fn write(directory: &Path, name: &str, text: &str) -> Result<(), Failure> {
+    let target = directory.join(name);
+    let failed = |error: std::io::Error| {
+        Failure::new(ErrorKind::Stopped, format!("could not write {}: {error}", target.display()))
+            .with_hint("free some space, then go on with --resume: the journal is complete")
+    };
+    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
+    file.write_all(text.as_bytes()).map_err(failed)?;
+    file.as_file().sync_all().map_err(failed)?;
+    // Temporary files are private; results are for everybody who may read the folder.
+    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    file.as_file().set_permissions(readable).map_err(failed)?;
+    file.persist(&target).map_err(|error| failed(error.error))?;
+    Ok(())
+}
+
+/// Reads a JSON record of a run directory.
+pub(super) fn read<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<T, Failure> {
+    let path = directory.join(name);
+    let unreadable = |text: String| Failure::new(ErrorKind::Usage, text);
+    let metadata = fs_err::metadata(&path).map_err(|error| {
+        unreadable(error.to_string()).with_hint("a run directory holds manifest.json and run.jsonl")
+    })?;
+    if metadata.len() > MAX_BYTES {
+        return Err(unreadable(format!("{} is larger than {MAX_BYTES} bytes", path.display())));
+    }
+    let text = fs_err::read_to_string(&path).map_err(|error| unreadable(error.to_string()))?;
+    serde_json::from_str(&text).map_err(|error| unreadable(format!("{}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_folder_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        fs_err::write(folder.path().join("thesis.txt"), "mine").unwrap();
+        let error = create(folder.path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage);
+        assert_eq!(fs_err::read_dir(folder.path()).unwrap().count(), 1);
+        create(&folder.path().join("new/run")).unwrap();
+        fs_err::write(folder.path().join("new/run/run.jsonl"), "").unwrap();
+        assert!(create(&folder.path().join("new/run")).unwrap_err().to_string().contains("already holds a run"));
+    }
+
+    #[test]
+    fn a_file_is_whole_and_readable() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "a.json", "{\"x\": 1}").unwrap();
+        let value: serde_json::Value = read(folder.path(), "a.json").unwrap();
+        assert_eq!(value["x"], 1);
+        assert!(read::<serde_json::Value>(folder.path(), "b.json").is_err());
+    }
+}

@@ -1,0 +1,28 @@
+//! The stories: what happens when a command runs, phase by phase. Nothing here prints.
+
+mod directory;
+pub mod doctor;
+pub mod emit;
+mod environment;
+mod facts;
+pub mod tune;
+pub mod workload;
+
+pub use environment::PinError;
+pub use facts::{BackendChoice, MachineFacts};
+
+use crate::campaign::News;
+
+/// What a story tells while it runs.
+#[derive(Debug)]
+pub enum Update<'a> {
+    /// Something the user should know, once.
+    Notice(String),
+    /// Where the run is written.
+    Directory(&'a std::path::Path),
+    /// News of the campaign.
+    Campaign(News<'a>),
+}
+
+/// Who listens to a story.
+pub type Listener<'a> = &'a mut dyn FnMut(Update<'_>);

@@ -1,0 +1,755 @@
+//! `nccltune tune`: from a model and a machine to a verdict, phase by phase.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MANIFEST_FILE, SUMMARY_FILE};
+use super::emit::effect_of;
+use super::environment::{as_map, inherited, merge, parse_pins, worker_environment};
+use super::facts::{BackendChoice, MachineFacts, ask_driver, fingerprint, gather};
+use super::workload::{WorkloadWish, workload};
+use super::{Listener, Update};
+use crate::backend::nccl::{NcclBackend, NcclSetup};
+use crate::backend::replay::ReplayBackend;
+use crate::backend::simulated::{MACHINES, SimulatedBackend, SimulatedMachine};
+use crate::backend::{Backend, LaunchPlan};
+use crate::campaign::{Campaign, CampaignError, Ending};
+use crate::canonical::Fingerprint;
+use crate::choice::{CampaignFacts, judge};
+use crate::clock::{Clock, wall_time};
+use crate::discovery::GpuLocks;
+use crate::doctor::refuses;
+use crate::emit::{EmitAs, render};
+use crate::error_kind::{ErrorKind, Failure};
+use crate::evidence::{Evidence, Objective, default_arm, measured_points};
+use crate::journal::{self, Journal, JournalError};
+use crate::machine::{Machine, NcclLibrary, NcclVersion};
+use crate::process::Supervisor;
+use crate::record::{
+    Arm, BackendKind, CheckReport, Choice, Event, FORMAT, Labels, Manifest, Origin, OutcomeKind, Phase, Pin, Settings,
+    Space, VerdictKind, Workload,
+};
+use crate::report::{SummaryRow, summary_csv};
+use crate::search::{Exhaustive, SearchContext, Strategy as _, Want};
+use crate::seed::Seed;
+use crate::space;
+use crate::stats;
+use crate::units::nearest_name;
+
+/// The seed of a run that names none. Any number would do; a fixed one makes a first run repeatable.
+const DEFAULT_SEED: u64 = 1;
+/// The simulated machine that is used where there is no GPU.
+const DEFAULT_MACHINE: &str = "rtx-pro-6000-x8";
+/// The NCCL whose rules apply where none is loaded: the one this tool was checked on.
+const ASSUMED_VERSION: NcclVersion = NcclVersion::v2(28, 9);
+
+/// What the user asked for; what is `None` or empty has a default.
+#[derive(Debug, Clone, Default)]
+pub struct TuneRequest {
+    /// What should measure.
+    pub backend: BackendChoice,
+    /// Simulated machine, by name or file.
+    pub machine: Option<String>,
+    /// Recorded run to replay.
+    pub recorded: Option<PathBuf>,
+    /// The workload.
+    pub workload: WorkloadWish,
+    /// Search space, by name or file.
+    pub space: Option<String>,
+    /// Seconds the run may take.
+    pub time_budget_s: Option<f64>,
+    /// Smallest gain worth shipping.
+    pub min_gain: Option<f64>,
+    /// Largest regression of any point.
+    pub max_regression: Option<f64>,
+    /// Every point must be shown safe.
+    pub strict: bool,
+    /// NAME=VALUE that holds in every arm.
+    pub pins: Vec<String>,
+    /// Variables that reach the workers beside the usual ones.
+    pub keep_environment: Vec<String>,
+    /// Risks that are taken, by name.
+    pub allow_risk: Vec<String>,
+    /// The NCCL library.
+    pub nccl_lib: Option<PathBuf>,
+    /// GPUs, by position or identity.
+    pub devices: Vec<String>,
+    /// Seed.
+    pub seed: Option<u64>,
+    /// Run directory.
+    pub out: Option<PathBuf>,
+    /// Go on with a run.
+    pub resume: bool,
+    /// Spread for launches that a recorded run does not hold.
+    pub assume_noise: Option<f64>,
+    /// Blocks of the search.
+    pub search_blocks: Option<u32>,
+    /// Paired launches of each finalist.
+    pub final_launches: Option<u32>,
+    /// Say what would be done and stop.
+    pub dry_run: bool,
+    /// Measure although doctor refuses.
+    pub force: bool,
+    /// What was typed.
+    pub arguments: Vec<String>,
+    /// The environment the tool was started in.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// How `tune` ended.
+#[derive(Debug)]
+pub enum TuneEnd {
+    /// With an answer in the run directory.
+    Answered {
+        /// The answer.
+        choice: Box<Choice>,
+        /// The run.
+        manifest: Box<Manifest>,
+        /// Where it is.
+        directory: PathBuf,
+    },
+    /// With a plan only.
+    Planned(Box<Plan>),
+}
+
+/// What a run would do.
+#[derive(Debug)]
+pub struct Plan {
+    /// The run.
+    pub manifest: Manifest,
+    /// Launches of one block of the search.
+    pub launches_per_block: usize,
+    /// Cells of the search.
+    pub search_cells: usize,
+    /// Cells of a final with the usual number of launches.
+    pub final_cells: usize,
+}
+
+/// Everything decided before the first launch.
+struct Prepared {
+    manifest: Manifest,
+    context: SearchContext,
+    version: NcclVersion,
+    recorded: Option<Vec<crate::record::JournalLine>>,
+}
+
+/// Runs the whole story.
+pub fn tune(request: &TuneRequest, listener: Listener<'_>) -> Result<TuneEnd, Failure> {
+    let supervisor = Rc::new(Supervisor::start()?);
+    let previous = previous_manifest(request)?;
+    let prepared = prepare(request, &supervisor, previous.as_ref(), listener)?;
+    for notice in &prepared.manifest.notices {
+        listener(Update::Notice(notice.clone()));
+    }
+    if request.dry_run {
+        return Ok(TuneEnd::Planned(Box::new(plan(prepared, request)?)));
+    }
+    let identity = identity(&prepared.manifest);
+    let directory = match &request.out {
+        Some(path) => path.clone(),
+        None => directory::default_path(&prepared.manifest.created, &identity.combined()),
+    };
+    let opened = open(request, &prepared, &identity, &directory)?;
+    listener(Update::Directory(&directory));
+    let _locks = match prepared.manifest.backend {
+        BackendKind::Nccl => Some(GpuLocks::take(&chosen_gpus(&prepared.manifest))?),
+        BackendKind::Simulated | BackendKind::Replay => None,
+    };
+    let mut backend = backend(request, &prepared, &supervisor, &directory)?;
+    run(&prepared, &directory, opened, backend.as_mut(), &supervisor, listener)
+}
+
+/// The run to go on with, or to replay.
+fn previous_manifest(request: &TuneRequest) -> Result<Option<Manifest>, Failure> {
+    if request.resume {
+        let Some(out) = &request.out else {
+            return Err(Failure::new(ErrorKind::Usage, "--resume needs --out DIR: the run to go on with"));
+        };
+        return directory::read(out, MANIFEST_FILE).map(Some);
+    }
+    match (&request.recorded, request.backend) {
+        (Some(recorded), BackendChoice::Auto | BackendChoice::Replay) => {
+            directory::read(recorded, MANIFEST_FILE).map(Some)
+        }
+        (Some(_), _) => Err(Failure::new(ErrorKind::Usage, "--recorded goes with --backend replay")),
+        (None, BackendChoice::Replay) => {
+            Err(Failure::new(ErrorKind::Usage, "--backend replay needs --recorded DIR: the run to replay"))
+        }
+        (None, _) => Ok(None),
+    }
+}
+
+fn prepare(
+    request: &TuneRequest,
+    supervisor: &Supervisor,
+    previous: Option<&Manifest>,
+    listener: Listener<'_>,
+) -> Result<Prepared, Failure> {
+    let resumed = previous.filter(|_| request.resume);
+    let recorded = previous.filter(|_| !request.resume);
+    let (kind, facts) = choose_backend(request, supervisor, resumed, recorded)?;
+    let measured = measured_machine(request, kind, facts, previous, listener)?;
+    let version =
+        measured.nccl.as_ref().map_or(ASSUMED_VERSION, |nccl| NcclVersion::from_code(nccl.version));
+
+    // What holds in every arm.
+    let explicit = parse_pins(&request.pins, version)?;
+    let engine = request.workload.engine();
+    let pins = match recorded {
+        // The recorded numbers hold under the recorded variables and no others.
+        Some(manifest) if explicit.is_empty() => manifest.pins.clone(),
+        Some(_) => return Err(Failure::new(ErrorKind::Usage, "a replay cannot be pinned: its numbers were measured under the recorded variables")),
+        None => {
+            let explicit = match resumed {
+                Some(manifest) if explicit.is_empty() => {
+                    manifest.pins.iter().filter(|pin| pin.origin == Origin::Pin).cloned().collect()
+                }
+                _ => explicit,
+            };
+            let engine = match resumed {
+                Some(manifest) if request.workload.engine.is_none() => {
+                    crate::engine::Engine::parse(&manifest.workload.engine).unwrap_or(engine)
+                }
+                _ => engine,
+            };
+            let inherited = if kind == BackendKind::Nccl { inherited(&request.environment) } else { Vec::new() };
+            merge(explicit, inherited, engine, measured.conf.clone())
+        }
+    };
+    let pin_map = as_map(&pins);
+
+    // What is asked of the collectives.
+    let (workload, devices) = match previous {
+        Some(manifest) if request.workload.is_empty() => (manifest.workload.clone(), manifest.devices.clone()),
+        _ => {
+            let memory = measured.machine.gpus.first().and_then(|gpu| gpu.memory_total_mib);
+            let workload = workload(&request.workload, measured.devices.len() as u32, memory)?;
+            let devices = devices_for(&workload, &measured.devices)?;
+            (workload, devices)
+        }
+    };
+    let objective = Objective::of(&workload).ok_or_else(|| {
+        Failure::new(ErrorKind::Usage, "none of the workload's collectives can be measured by this version")
+            .with_hint("workers of this version measure all-reduce in bf16")
+    })?;
+
+    // Which arms.
+    let (space, arms, mut notices) = arms(request, previous, &pin_map, version)?;
+    notices.splice(0..0, measured.notices);
+    let Some(default) = default_arm(&arms) else {
+        return Err(Failure::new(ErrorKind::Unexpected, "the space lost its default arm"));
+    };
+    let settings = settings(request, previous);
+    let context = SearchContext {
+        default: default.id.clone(),
+        objective,
+        points: measured_points(&workload),
+        settings: settings.clone(),
+        budget_s: request.time_budget_s,
+        arms: arms.clone(),
+    };
+    let labels = Labels {
+        simulated: kind == BackendKind::Simulated || recorded.is_some_and(|manifest| manifest.labels.simulated),
+        replayed: kind == BackendKind::Replay,
+        host_memory: pin_map.get("NCCL_P2P_DISABLE").is_some_and(|value| value == "1"),
+    };
+    let seed = request.seed.or(previous.map(|manifest| manifest.seed)).unwrap_or(DEFAULT_SEED);
+    let manifest = Manifest {
+        format: FORMAT,
+        tool_version: env!("CARGO_PKG_VERSION").to_owned(),
+        commit: option_env!("NCCLTUNE_COMMIT").map(str::to_owned),
+        created: humantime::format_rfc3339_seconds(wall_time()).to_string(),
+        arguments: request.arguments.clone(),
+        seed,
+        backend: kind,
+        labels,
+        fingerprint: match recorded {
+            Some(manifest) => manifest.fingerprint.clone(),
+            None => fingerprint(&measured.machine, &devices, measured.nccl.as_ref()),
+        },
+        machine: measured.machine,
+        nccl: measured.nccl,
+        pins,
+        devices,
+        workload,
+        space,
+        arms,
+        notices,
+        settings,
+        checks: measured.checks,
+        recorded: recorded.and_then(|_| Some(request.recorded.as_ref()?.file_name()?.to_string_lossy().into_owned())),
+    };
+    let recorded = match (&request.recorded, kind) {
+        (Some(path), BackendKind::Replay) => Some(journal::read(path)?),
+        _ => None,
+    };
+    Ok(Prepared { manifest, context, version, recorded })
+}
+
+/// Which backend measures, with the facts that were gathered on the way.
+fn choose_backend(
+    request: &TuneRequest,
+    supervisor: &Supervisor,
+    resumed: Option<&Manifest>,
+    recorded: Option<&Manifest>,
+) -> Result<(BackendKind, Option<MachineFacts>), Failure> {
+    let wanted = match (request.backend, resumed) {
+        (BackendChoice::Auto, Some(manifest)) => match manifest.backend {
+            BackendKind::Nccl => BackendChoice::Nccl,
+            BackendKind::Simulated => BackendChoice::Simulated,
+            BackendKind::Replay => {
+                return Err(Failure::new(ErrorKind::Usage, "a replay needs no resume: run it again"));
+            }
+        },
+        (wanted, _) => wanted,
+    };
+    if recorded.is_some() {
+        return Ok((BackendKind::Replay, None));
+    }
+    match wanted {
+        BackendChoice::Replay => Ok((BackendKind::Replay, None)),
+        BackendChoice::Simulated => Ok((BackendKind::Simulated, None)),
+        BackendChoice::Auto if request.machine.is_some() => Ok((BackendKind::Simulated, None)),
+        BackendChoice::Auto | BackendChoice::Nccl => {
+            let asked = ask_driver(supervisor, &request.environment);
+            if wanted == BackendChoice::Auto && !asked.0 {
+                return Ok((BackendKind::Simulated, None));
+            }
+            let facts = gather(
+                supervisor,
+                &request.environment,
+                asked,
+                &request.devices,
+                request.workload.tensor_parallel,
+                request.nccl_lib.as_deref(),
+            )?;
+            Ok((BackendKind::Nccl, Some(facts)))
+        }
+    }
+}
+
+/// The machine that is measured, real or not.
+struct Measured {
+    machine: Machine,
+    devices: Vec<u32>,
+    nccl: Option<NcclLibrary>,
+    checks: CheckReport,
+    conf: Vec<Pin>,
+    notices: Vec<String>,
+}
+
+fn measured_machine(
+    request: &TuneRequest,
+    kind: BackendKind,
+    facts: Option<MachineFacts>,
+    previous: Option<&Manifest>,
+    listener: Listener<'_>,
+) -> Result<Measured, Failure> {
+    let none = || CheckReport { format: FORMAT, checks: Vec::new() };
+    match (kind, facts, previous) {
+        (BackendKind::Nccl, Some(facts), _) => {
+            let machine = facts.machine?;
+            let nccl = facts.nccl?;
+            let mut notices = Vec::new();
+            if let Some(refusal) = refuses(&facts.checks) {
+                if !request.force {
+                    return Err(Failure::new(ErrorKind::MachineUnfit, refusal)
+                        .with_hint("`nccltune doctor` shows every check; --force measures all the same, and says so"));
+                }
+                notices.push(format!("measured with --force although doctor refused: {refusal}"));
+            }
+            for check in &facts.checks.checks {
+                if check.verdict == crate::record::CheckVerdict::Warn {
+                    listener(Update::Notice(format!("{}: {}", check.name, check.evidence)));
+                }
+            }
+            Ok(Measured {
+                machine,
+                devices: facts.devices,
+                nccl: Some(nccl),
+                checks: facts.checks,
+                conf: facts.conf,
+                notices,
+            })
+        }
+        (BackendKind::Replay, _, Some(manifest)) => Ok(Measured {
+            machine: manifest.machine.clone(),
+            devices: manifest.devices.clone(),
+            nccl: manifest.nccl.clone(),
+            checks: manifest.checks.clone(),
+            conf: Vec::new(),
+            notices: Vec::new(),
+        }),
+        _ => {
+            let simulated = simulated_machine(request, previous)?;
+            let machine = simulated.machine();
+            let devices = machine.gpus.iter().map(|gpu| gpu.index).collect();
+            let notices = vec![format!("SIMULATED: {}", simulated.description())];
+            Ok(Measured { machine, devices, nccl: None, checks: none(), conf: Vec::new(), notices })
+        }
+    }
+}
+
+fn simulated_machine(request: &TuneRequest, previous: Option<&Manifest>) -> Result<SimulatedMachine, Failure> {
+    let name = match (&request.machine, previous) {
+        (Some(name), _) => name.clone(),
+        // The recorded name of a simulated machine ends with its own name in parentheses.
+        (None, Some(manifest)) if manifest.backend == BackendKind::Simulated => manifest
+            .machine
+            .name
+            .rsplit_once('(')
+            .map_or_else(|| DEFAULT_MACHINE.to_owned(), |(_, name)| name.trim_end_matches(')').to_owned()),
+        _ => DEFAULT_MACHINE.to_owned(),
+    };
+    if let Some(machine) = SimulatedMachine::named(&name) {
+        return Ok(machine?);
+    }
+    let text = read_bounded(Path::new(&name)).map_err(|error| {
+        let known: Vec<&str> = MACHINES.iter().map(|(name, _)| *name).collect();
+        let near = nearest_name(&name, known.iter().copied()).map(|near| format!("did you mean {near}? "));
+        Failure::new(ErrorKind::Usage, format!("no simulated machine {name:?}: {error}"))
+            .with_hint(format!("{}compiled in: {}; or name a file", near.unwrap_or_default(), known.join(", ")))
+    })?;
+    Ok(SimulatedMachine::parse(&text)?)
+}
+
+/// A small text file; anything larger than a megabyte is no file of ours.
+fn read_bounded(path: &Path) -> Result<String, std::io::Error> {
+    let length = fs_err::metadata(path)?.len();
+    if length > 1 << 20 {
+        return Err(std::io::Error::other(format!("{} is larger than 1 MiB", path.display())));
+    }
+    fs_err::read_to_string(path)
+}
+
+/// The GPUs of a tensor-parallel group: the first ones of those chosen, as engines take them.
+fn devices_for(workload: &Workload, devices: &[u32]) -> Result<Vec<u32>, Failure> {
+    let wanted = workload.tensor_parallel as usize;
+    if wanted > devices.len() {
+        return Err(Failure::new(
+            ErrorKind::Usage,
+            format!("--tp {wanted} needs {wanted} GPUs; there are {} to choose from", devices.len()),
+        ));
+    }
+    Ok(devices[..wanted].to_vec())
+}
+
+fn arms(
+    request: &TuneRequest,
+    previous: Option<&Manifest>,
+    pins: &BTreeMap<String, String>,
+    version: NcclVersion,
+) -> Result<(Space, Vec<Arm>, Vec<String>), Failure> {
+    if let (None, Some(manifest)) = (&request.space, previous) {
+        return Ok((manifest.space.clone(), manifest.arms.clone(), manifest.notices.clone()));
+    }
+    let host_memory = pins.get("NCCL_P2P_DISABLE").is_some_and(|value| value == "1");
+    let name = request.space.as_deref().unwrap_or(if host_memory { "host-memory" } else { "pcie-decode" });
+    let (text, file) = match space::named(name) {
+        Some(text) => (text.to_owned(), name.to_owned()),
+        None => match read_bounded(Path::new(name)) {
+            Ok(text) => (text, name.to_owned()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !name.contains('/') => {
+                let failure = Failure::from(space::unknown(name));
+                return Err(match nearest_name(name, space::names()) {
+                    Some(near) => failure.with_hint(format!("did you mean {near}?")),
+                    None => failure,
+                });
+            }
+            Err(error) => return Err(Failure::new(ErrorKind::Usage, error)),
+        },
+    };
+    let space = space::parse(&text, &file)?;
+    let risks: BTreeSet<String> = request.allow_risk.iter().cloned().collect();
+    let enumeration = space::enumerate(&space, pins, version, &risks)?;
+    Ok((space, enumeration.arms, enumeration.notices))
+}
+
+fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Settings {
+    let base = previous.map(|manifest| manifest.settings.clone()).unwrap_or(Settings {
+        min_gain: 0.02,
+        max_regression: 0.02,
+        strict: false,
+        strategy: "exhaustive".to_owned(),
+        search_blocks: 3,
+        finalists: 3,
+        final_launches: None,
+        cell_time_ms: 25.0,
+    });
+    Settings {
+        min_gain: request.min_gain.unwrap_or(base.min_gain),
+        max_regression: request.max_regression.unwrap_or(base.max_regression),
+        strict: request.strict || base.strict,
+        search_blocks: request.search_blocks.unwrap_or(base.search_blocks),
+        final_launches: request.final_launches.or(base.final_launches),
+        ..base
+    }
+}
+
+/// What may not change when a run is resumed, part by part.
+struct Identity(BTreeMap<&'static str, String>);
+
+impl Identity {
+    fn combined(&self) -> String {
+        Fingerprint::of(&self.0).as_str().to_owned()
+    }
+}
+
+fn identity(manifest: &Manifest) -> Identity {
+    Identity(BTreeMap::from([
+        ("the machine", manifest.fingerprint.combined.clone()),
+        ("the NCCL library", fingerprint_of(&manifest.nccl.as_ref().map(|nccl| nccl.sha256.clone()))),
+        ("the variables that hold in every arm", fingerprint_of(&manifest.pins)),
+        ("the GPUs used", fingerprint_of(&manifest.devices)),
+        ("the workload", fingerprint_of(&manifest.workload)),
+        ("the arms", fingerprint_of(&manifest.arms.iter().map(|arm| arm.id.clone()).collect::<Vec<_>>())),
+        ("the thresholds and sizes", fingerprint_of(&manifest.settings)),
+        ("the seed", manifest.seed.to_string()),
+        ("the backend", fingerprint_of(&manifest.backend)),
+    ]))
+}
+
+fn fingerprint_of(value: &impl serde::Serialize) -> String {
+    Fingerprint::of(value).as_str().to_owned()
+}
+
+/// An opened journal with what it holds.
+struct Opened {
+    journal: Journal,
+    evidence: Evidence,
+    clock: Clock,
+}
+
+fn open(
+    request: &TuneRequest,
+    prepared: &Prepared,
+    identity: &Identity,
+    directory: &Path,
+) -> Result<Opened, Failure> {
+    let clock = match prepared.manifest.backend {
+        BackendKind::Nccl => Clock::real(),
+        BackendKind::Simulated | BackendKind::Replay => Clock::virtual_time(),
+    };
+    if !request.resume {
+        directory::create(directory)?;
+        let mut journal = Journal::create(directory)?;
+        write_manifest(directory, &prepared.manifest)?;
+        journal.append(
+            0.0,
+            Event::RunOpened {
+                format: FORMAT,
+                tool_version: prepared.manifest.tool_version.clone(),
+                seed: prepared.manifest.seed,
+                identity: identity.combined(),
+            },
+        )?;
+        journal.sync()?;
+        return Ok(Opened { journal, evidence: Evidence::default(), clock });
+    }
+    let reopened = Journal::reopen(directory)?;
+    let Some(Event::RunOpened { identity: known, .. }) = reopened.lines.first().map(|line| &line.event) else {
+        return Err(Failure::new(ErrorKind::Usage, format!("{} holds an empty journal", directory.display()))
+            .with_hint("start afresh in another directory"));
+    };
+    if *known != identity.combined() {
+        let before = self::identity(&directory::read::<Manifest>(directory, MANIFEST_FILE)?);
+        let changed: Vec<&str> =
+            identity.0.iter().filter(|(part, value)| before.0.get(*part) != Some(value)).map(|(part, _)| *part).collect();
+        let changed = if changed.is_empty() { "the manifest".to_owned() } else { changed.join(", ") };
+        return Err(Failure::new(ErrorKind::Usage, format!("this is another run: {changed} differ from what {} was started with", directory.display()))
+            .with_hint("old and new numbers cannot be compared; start a new run in another directory"));
+    }
+    let mut evidence = Evidence::of(&reopened.lines);
+    let elapsed_s = reopened.lines.last().map_or(0.0, |line| line.at_s);
+    let mut journal = reopened.journal;
+    let resumed = Event::RunResumed { segment: evidence.segments() + 1, dropped_bytes: reopened.dropped_bytes };
+    let line = journal.append(elapsed_s, resumed)?;
+    evidence.tell(&line.event);
+    Ok(Opened { journal, evidence, clock: clock.continued_from(elapsed_s) })
+}
+
+fn write_manifest(directory: &Path, manifest: &Manifest) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(manifest).map_err(|error| Failure::new(ErrorKind::Unexpected, error))?;
+    directory::write(directory, MANIFEST_FILE, &(text + "\n")).map_err(|failure| {
+        // Before the first event nothing is lost: this is wrong usage (a full disk), not a stop.
+        Failure::new(ErrorKind::Usage, failure.to_string())
+    })
+}
+
+fn chosen_gpus(manifest: &Manifest) -> Vec<crate::machine::Gpu> {
+    manifest.machine.gpus.iter().filter(|gpu| manifest.devices.contains(&gpu.index)).cloned().collect()
+}
+
+fn backend(
+    request: &TuneRequest,
+    prepared: &Prepared,
+    supervisor: &Rc<Supervisor>,
+    directory: &Path,
+) -> Result<Box<dyn Backend>, Failure> {
+    let manifest = &prepared.manifest;
+    let seed = Seed(manifest.seed);
+    match (manifest.backend, &manifest.nccl, &prepared.recorded) {
+        (BackendKind::Nccl, Some(nccl), _) => Ok(Box::new(NcclBackend::new(NcclSetup {
+            supervisor: Rc::clone(supervisor),
+            environment: worker_environment(&request.environment, &request.keep_environment, &manifest.pins),
+            gpus: chosen_gpus(manifest),
+            nccl: nccl.clone(),
+            logs: directory.join(LOGS_FOLDER),
+        }))),
+        (BackendKind::Replay, _, Some(lines)) => {
+            Ok(Box::new(ReplayBackend::new(lines, seed, request.assume_noise)?))
+        }
+        _ => {
+            let machine = simulated_machine(request, Some(manifest))?;
+            Ok(Box::new(SimulatedBackend::new(machine, seed, as_map(&manifest.pins))))
+        }
+    }
+}
+
+fn run(
+    prepared: &Prepared,
+    directory: &Path,
+    opened: Opened,
+    backend: &mut dyn Backend,
+    supervisor: &Supervisor,
+    listener: Listener<'_>,
+) -> Result<TuneEnd, Failure> {
+    let Opened { mut journal, mut evidence, mut clock } = opened;
+    let ending = Campaign {
+        context: &prepared.context,
+        seed: Seed(prepared.manifest.seed),
+        nccl_version: prepared.version,
+        interrupted: &|| supervisor.interrupted(),
+        listener: &mut |news| listener(Update::Campaign(news)),
+    }
+    .run(&Exhaustive, backend, &mut journal, &mut clock, &mut evidence)
+    .map_err(|error| stopped(error, directory))?;
+    if ending == Ending::Interrupt {
+        return Err(Failure::new(ErrorKind::Stopped, "stopped before a verdict; everything measured is kept")
+            .with_hint(resume_hint(directory)));
+    }
+    if evidence.measured_cells() == 0 {
+        return Err(nothing_measured(&evidence, directory));
+    }
+    let facts =
+        CampaignFacts { stopped_by: ending.name().to_owned(), wall_s: clock.elapsed_s(), notes: backend.notes() };
+    let choice = judge(&prepared.manifest, &prepared.context, &evidence, &facts);
+    if ending == Ending::Budget && choice.verdict == VerdictKind::Undecided {
+        return Err(Failure::new(ErrorKind::Stopped, format!("the time budget ended before a verdict: {}", choice.reason))
+            .with_hint(resume_hint(directory)));
+    }
+    write_answer(directory, prepared, &evidence, &choice, listener)?;
+    Ok(TuneEnd::Answered {
+        choice: Box::new(choice),
+        manifest: Box::new(prepared.manifest.clone()),
+        directory: directory.to_owned(),
+    })
+}
+
+fn resume_hint(directory: &Path) -> String {
+    format!("go on with: nccltune tune --resume --out {}", directory.display())
+}
+
+fn stopped(error: CampaignError, directory: &Path) -> Failure {
+    let resumable = matches!(error, CampaignError::Journal(JournalError::Io { .. }));
+    let failure = Failure::from(error);
+    if resumable {
+        let hint = failure.hint().map(|hint| format!("{hint}; ")).unwrap_or_default();
+        return failure.with_hint(format!("{hint}{}", resume_hint(directory)));
+    }
+    failure
+}
+
+fn nothing_measured(evidence: &Evidence, directory: &Path) -> Failure {
+    let mut kinds: Vec<String> = evidence
+        .failures()
+        .iter()
+        .rev()
+        .take(3)
+        .map(|failure| format!("{}: {}", failure.kind.name(), failure.detail))
+        .collect();
+    kinds.dedup();
+    Failure::new(ErrorKind::NothingMeasured, format!("nothing could be measured; {}", kinds.join("; "))).with_hint(
+        format!("`nccltune doctor` may know why; what the workers printed is in {}", directory.join(LOGS_FOLDER).display()),
+    )
+}
+
+fn write_answer(
+    directory: &Path,
+    prepared: &Prepared,
+    evidence: &Evidence,
+    choice: &Choice,
+    listener: Listener<'_>,
+) -> Result<(), Failure> {
+    let json = serde_json::to_string_pretty(choice).map_err(|error| Failure::new(ErrorKind::Unexpected, error))?;
+    directory::write(directory, SUMMARY_FILE, &summary_csv(&summary(prepared, evidence)))?;
+    for emit_as in EmitAs::ALL {
+        match render(choice, &prepared.manifest, emit_as, &effect_of) {
+            Ok(text) => directory::write(directory, emit_as.file_name(), &text)?,
+            // A value that one dialect cannot say is still right in the others.
+            Err(error) => listener(Update::Notice(format!("{} is not written: {error}", emit_as.file_name()))),
+        }
+    }
+    // Last: a directory with a choice is complete.
+    directory::write(directory, CHOICE_FILE, &(json + "\n"))
+}
+
+/// One row per arm and point, default first.
+fn summary(prepared: &Prepared, evidence: &Evidence) -> Vec<SummaryRow> {
+    let mut rows = Vec::new();
+    for arm in &prepared.manifest.arms {
+        for point in &prepared.context.points {
+            let values = evidence.all_values(&arm.id, *point);
+            let medians: Vec<f64> = values.iter().map(|value| value.median_us).collect();
+            let logs: Vec<f64> = medians.iter().map(|us| us.ln()).collect();
+            let interval = stats::trimmed(&logs).map(|trimmed| trimmed.interval(0.95));
+            let tails: Vec<f64> = values.iter().map(|value| value.p99_us).collect();
+            let failure = evidence.failures_of(&arm.id).last().map(|failure| failure.kind);
+            let outcome =
+                if values.is_empty() { failure.unwrap_or(OutcomeKind::NotRecorded) } else { OutcomeKind::Measured };
+            rows.push(SummaryRow {
+                arm: arm.name.clone(),
+                collective: point.collective,
+                dtype: point.dtype,
+                bytes: point.bytes,
+                launches: values.len() as u32,
+                median_us: stats::median(&medians),
+                ci95_us: interval.map(|interval| [interval.low.exp(), interval.high.exp()]),
+                p99_us: stats::median(&tails),
+                effective: values.last().map(|value| value.effective.clone()),
+                outcome,
+            });
+        }
+    }
+    rows
+}
+
+/// What would be done, without doing it.
+fn plan(prepared: Prepared, request: &TuneRequest) -> Result<Plan, Failure> {
+    let context = &prepared.context;
+    let points = context.points.len();
+    let Want::Block { phase: Phase::Search, arms } = Exhaustive.next(context, &Evidence::default()) else {
+        return Err(Failure::new(ErrorKind::Unexpected, "the search begins with no block"));
+    };
+    let launches_per_block = {
+        let mut listener = |_: crate::campaign::News<'_>| {};
+        let campaign = Campaign {
+            context,
+            seed: Seed(prepared.manifest.seed),
+            nccl_version: prepared.version,
+            interrupted: &|| false,
+            listener: &mut listener,
+        };
+        let plans: Vec<LaunchPlan> = campaign.plan_block(0, Phase::Search, &arms, &mut 0);
+        plans.len()
+    };
+    let finalists = prepared.manifest.settings.finalists as usize + 1;
+    let launches = request.final_launches.unwrap_or(12) as usize;
+    Ok(Plan {
+        launches_per_block,
+        search_cells: arms.len() * points * prepared.manifest.settings.search_blocks as usize,
+        final_cells: finalists * launches * points,
+        manifest: prepared.manifest,
+    })
+}

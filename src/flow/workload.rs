@@ -1,0 +1,99 @@
+//! From a model's config to points.
+
+use std::path::Path;
+
+use crate::engine::Engine;
+use crate::error_kind::{ErrorKind, Failure};
+use crate::record::Workload;
+use crate::units::nearest_name;
+use crate::workload::{MAX_CONFIG_BYTES, WorkloadRequest, derive, parse_batches, parse_config, preset, preset_names};
+
+/// The model that is tuned for when none is named.
+pub const DEFAULT_MODEL: &str = "kimi-k2.5";
+/// The batches, likewise.
+pub const DEFAULT_BATCHES: &str = "1,4,16";
+
+/// What the user said about the workload; what is not said has a default.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct WorkloadWish {
+    /// Preset name or path of a config.json.
+    pub model: Option<String>,
+    /// Engine.
+    pub engine: Option<Engine>,
+    /// Tensor-parallel size.
+    pub tensor_parallel: Option<u32>,
+    /// "1,8,32" or "1:0.7,8:0.3".
+    pub batches: Option<String>,
+    /// Tokens the target checks per sequence and pass.
+    pub verify_tokens: Option<u32>,
+    /// Prefill chunk in tokens.
+    pub chunk: Option<u32>,
+    /// Take an unknown architecture for a plain decoder.
+    pub assume_decoder: bool,
+    /// Message sizes instead of a model.
+    pub sizes: Option<Vec<u64>>,
+}
+
+impl WorkloadWish {
+    /// Whether anything was said that makes another workload.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The engine, or its default.
+    pub fn engine(&self) -> Engine {
+        self.engine.unwrap_or(Engine::Sglang)
+    }
+}
+
+/// Derives the workload for this many ranks on GPUs of this much memory.
+pub fn workload(wish: &WorkloadWish, ranks: u32, gpu_memory_mib: Option<u64>) -> Result<Workload, Failure> {
+    let tensor_parallel = wish.tensor_parallel.unwrap_or(ranks);
+    if let Some(sizes) = &wish.sizes {
+        return Ok(crate::workload::from_sizes(sizes, tensor_parallel, crate::collective::DataType::Bf16)?);
+    }
+    let model = wish.model.as_deref().unwrap_or(DEFAULT_MODEL);
+    let (text, name) = read_model(model)?;
+    let config = parse_config(&text, &name)?;
+    let request = WorkloadRequest {
+        engine: wish.engine(),
+        tensor_parallel,
+        batches: parse_batches(wish.batches.as_deref().unwrap_or(DEFAULT_BATCHES))?,
+        verify_tokens: wish.verify_tokens.unwrap_or(1),
+        chunk: wish.chunk,
+        gpu_memory_mib,
+        assume_decoder: wish.assume_decoder,
+    };
+    Ok(derive(&config, &request)?)
+}
+
+/// A preset by name, else a file. A name with a slash or an extension is always a file.
+fn read_model(model: &str) -> Result<(String, String), Failure> {
+    if let Some(text) = preset(model) {
+        return Ok((text.to_owned(), model.to_owned()));
+    }
+    let path = Path::new(model);
+    let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+    let unreadable = |error: String| {
+        let failure = Failure::new(ErrorKind::Usage, error);
+        let known = preset_names().collect::<Vec<_>>().join(", ");
+        match nearest_name(model, preset_names()) {
+            Some(near) => failure.with_hint(format!("did you mean the preset {near}? Presets: {known}")),
+            None => failure.with_hint(format!("name a config.json or one of the presets: {known}")),
+        }
+    };
+    let length = fs_err::metadata(&file).map_err(|error| unreadable(error.to_string()))?.len();
+    if length > MAX_CONFIG_BYTES as u64 {
+        return Err(unreadable(format!("{} is larger than {MAX_CONFIG_BYTES} bytes", file.display())));
+    }
+    let text = fs_err::read_to_string(&file).map_err(|error| unreadable(error.to_string()))?;
+    // The folder says more than "config.json" does.
+    let name = match file.file_name().and_then(|name| name.to_str()) {
+        Some("config.json") | None => file
+            .parent()
+            .and_then(Path::file_name)
+            .map_or_else(|| "config.json".to_owned(), |name| name.to_string_lossy().into_owned()),
+        Some(name) => name.trim_end_matches(".json").to_owned(),
+    };
+    Ok((text, name))
+}

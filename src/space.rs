@@ -1,0 +1,529 @@
+//! Search spaces: files that people write, and the arms they yield.
+//!
+//! A file names axes (a variable and its values, "unset" among them), named arms, and rules that
+//! leave combinations out. Values are written for people and come out as NCCL must read them; what
+//! this NCCL cannot read, what a pin already decides and what is risky is left out with a notice.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use itertools::Itertools;
+
+use crate::canonical::Fingerprint;
+use crate::error_kind::{Classified, ErrorKind};
+use crate::knob::{self, Risk, Severity};
+use crate::machine::NcclVersion;
+use crate::record::{Arm, ArmId, FORMAT, RuleCondition, Space};
+use crate::units::nearest_name;
+
+/// Spaces that are compiled in, by name.
+const SPACES: [(&str, &str); 3] = [
+    ("pcie-decode", include_str!("../search-spaces/pcie-decode.toml")),
+    ("host-memory", include_str!("../search-spaces/host-memory.toml")),
+    ("baseline", include_str!("../search-spaces/baseline.toml")),
+];
+
+/// The value that leaves a variable alone.
+pub const UNSET: &str = "unset";
+/// The condition that any value but [`UNSET`] meets.
+const SET: &str = "set";
+/// Largest file that is read.
+const MAX_BYTES: usize = 1 << 20;
+/// Most combinations that are enumerated, rules or not.
+const MAX_COMBINATIONS: usize = 100_000;
+/// Most arms of a space.
+const MAX_ARMS: usize = 4096;
+
+/// Variables that have no effect while another has this value: (variable, shadowed by, value).
+const SHADOWED: [(&str, &str, &str); 1] = [("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "1")];
+
+/// What is wrong with a space.
+#[derive(Debug, thiserror::Error)]
+pub enum SpaceError {
+    /// Not TOML, or not this form; the text names line and column.
+    #[error("{file}: {reason}")]
+    Syntax {
+        /// The file.
+        file: String,
+        /// The parser's words.
+        reason: String,
+    },
+    /// A variable nobody knows.
+    #[error("{file}, line {line}: unknown variable {variable}{}", nearest.as_ref().map(|name| format!("; did you mean {name}?")).unwrap_or_default())]
+    UnknownVariable {
+        /// The file.
+        file: String,
+        /// Line number.
+        line: usize,
+        /// What was written.
+        variable: String,
+        /// What may have been meant.
+        nearest: Option<String>,
+    },
+    /// A value that cannot be meant.
+    #[error("{file}, line {line}: {variable}: {reason}")]
+    Value {
+        /// The file.
+        file: String,
+        /// Line number.
+        line: usize,
+        /// The variable.
+        variable: String,
+        /// What is wrong with the value.
+        reason: String,
+    },
+    /// The space contradicts itself or yields nothing.
+    #[error("{file}: {reason}")]
+    Contradiction {
+        /// The file.
+        file: String,
+        /// In words.
+        reason: String,
+    },
+    /// No such file or name.
+    #[error("there is no search space {name:?}; compiled in are {known}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// Two pins that exclude each other.
+    #[error("{0}")]
+    Pins(String),
+}
+
+impl Classified for SpaceError {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::Usage
+    }
+}
+
+/// The text of a compiled-in space.
+pub fn named(name: &str) -> Option<&'static str> {
+    SPACES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
+/// Names of the compiled-in spaces.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    SPACES.iter().map(|(name, _)| *name)
+}
+
+/// The error for a name that is neither compiled in nor a file.
+pub fn unknown(name: &str) -> SpaceError {
+    SpaceError::Unknown { name: name.to_owned(), known: names().join(", ") }
+}
+
+/// Reads a space. Values come out as they will be emitted.
+pub fn parse(text: &str, file: &str) -> Result<Space, SpaceError> {
+    let syntax = |reason: String| SpaceError::Syntax { file: file.to_owned(), reason };
+    if text.len() > MAX_BYTES {
+        return Err(syntax(format!("larger than {MAX_BYTES} bytes")));
+    }
+    let mut space: Space = toml::from_str(text).map_err(|error| syntax(error.to_string().trim_end().to_owned()))?;
+    if space.format != FORMAT {
+        return Err(syntax(format!("format {}; this version reads format {FORMAT}", space.format)));
+    }
+    let reader = Reader { text, file };
+    let contradiction = |reason: String| SpaceError::Contradiction { file: file.to_owned(), reason };
+    let mut seen = BTreeSet::new();
+    for axis in &mut space.axis {
+        reader.require_known(&axis.variable)?;
+        if !seen.insert(axis.variable.clone()) {
+            return Err(contradiction(format!("{} has two axes", axis.variable)));
+        }
+        for value in &mut axis.values {
+            *value = reader.value(&axis.variable, value)?;
+        }
+        if axis.values.is_empty() || !axis.values.iter().all_unique() {
+            return Err(contradiction(format!("the values of {} must be there and differ", axis.variable)));
+        }
+    }
+    for arm in &mut space.arm {
+        let mut env = BTreeMap::new();
+        for (variable, value) in &arm.env {
+            reader.require_known(variable)?;
+            let value = reader.value(variable, value)?;
+            if value != UNSET {
+                env.insert(variable.clone(), value);
+            }
+        }
+        if let Some(reason) = conflict(&env) {
+            return Err(contradiction(format!("arm {:?}: {reason}", arm.name)));
+        }
+        arm.env = env;
+    }
+    if !space.arm.iter().map(|arm| &arm.name).all_unique() {
+        return Err(contradiction("two arms have the same name".to_owned()));
+    }
+    let axes: BTreeSet<String> = space.axis.iter().map(|axis| axis.variable.clone()).collect();
+    for rule in &mut space.rule {
+        for (variable, condition) in rule.when.iter_mut().chain(rule.require.iter_mut()) {
+            reader.require_known(variable)?;
+            if !axes.contains(variable) {
+                return Err(contradiction(format!("a rule speaks of {variable}, which is no axis")));
+            }
+            let values = match condition {
+                RuleCondition::One(value) => std::slice::from_mut(value),
+                RuleCondition::AnyOf(values) => values.as_mut_slice(),
+            };
+            for value in values.iter_mut().filter(|value| *value != SET) {
+                *value = reader.value(variable, value)?;
+            }
+        }
+        if rule.when.is_empty() {
+            return Err(contradiction(format!("the rule {:?} has no condition", rule.reason)));
+        }
+    }
+    if space.axis.is_empty() && space.arm.is_empty() {
+        return Err(contradiction("an empty space: neither an axis nor an arm".to_owned()));
+    }
+    Ok(space)
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    file: &'a str,
+}
+
+impl Reader<'_> {
+    /// The first line that holds this text. The TOML parser gives positions for syntax only.
+    fn line_of(&self, needle: &str) -> usize {
+        self.text.lines().position(|line| !line.trim_start().starts_with('#') && line.contains(needle)).map_or(0, |index| index + 1)
+    }
+
+    fn require_known(&self, variable: &str) -> Result<(), SpaceError> {
+        if knob::find(variable).is_some() {
+            return Ok(());
+        }
+        Err(SpaceError::UnknownVariable {
+            file: self.file.to_owned(),
+            line: self.line_of(variable),
+            variable: variable.to_owned(),
+            nearest: nearest_name(variable, knob::all().iter().map(|knob| knob.name)).map(str::to_owned),
+        })
+    }
+
+    fn value(&self, variable: &str, value: &str) -> Result<String, SpaceError> {
+        if value == UNSET {
+            return Ok(UNSET.to_owned());
+        }
+        knob::canonical_value(variable, value).map_err(|error| SpaceError::Value {
+            file: self.file.to_owned(),
+            line: self.line_of(value).max(self.line_of(variable)),
+            variable: variable.to_owned(),
+            reason: error.to_string(),
+        })
+    }
+}
+
+/// The arms of a space on a machine, and what was left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Enumeration {
+    /// The default first, then named arms, then the grid.
+    pub arms: Vec<Arm>,
+    /// What was left out and why, in words.
+    pub notices: Vec<String>,
+}
+
+/// Which arms to measure: the grid without what rules, pins, this NCCL and untaken risks exclude,
+/// the named arms, and always the default.
+pub fn enumerate(
+    space: &Space,
+    pins: &BTreeMap<String, String>,
+    version: NcclVersion,
+    allowed_risks: &BTreeSet<String>,
+) -> Result<Enumeration, SpaceError> {
+    if let Some(reason) = conflict(pins) {
+        return Err(SpaceError::Pins(format!("the fixed settings contradict each other: {reason}")));
+    }
+    let contradiction = |reason: String| SpaceError::Contradiction { file: space.name.clone(), reason };
+    let mut notices = Vec::new();
+    let mut axes: Vec<(&str, Vec<&str>)> = Vec::new();
+    for axis in &space.axis {
+        let variable = axis.variable.as_str();
+        if let Some(value) = pins.get(variable) {
+            notices.push(format!("{variable} is fixed at {value}: its axis is left out"));
+            continue;
+        }
+        if let Some((_, by, value)) =
+            SHADOWED.iter().find(|(shadowed, by, value)| *shadowed == variable && pins.get(*by).is_some_and(|pin| pin == value))
+        {
+            notices.push(format!("{variable} has no effect while {by}={value}: its axis is left out"));
+            continue;
+        }
+        let values: Vec<&str> = axis
+            .values
+            .iter()
+            .map(String::as_str)
+            .filter(|value| *value == UNSET || is_usable(variable, value, version, allowed_risks, &mut notices))
+            .collect();
+        if values.is_empty() {
+            return Err(contradiction(format!("no value of {variable} is left; add \"unset\"")));
+        }
+        axes.push((variable, values));
+    }
+    let combinations = axes.iter().try_fold(1_usize, |product, (_, values)| {
+        product.checked_mul(values.len()).filter(|product| *product <= MAX_COMBINATIONS)
+    });
+    if combinations.is_none() {
+        return Err(contradiction(format!("the grid has more than {MAX_COMBINATIONS} combinations")));
+    }
+    let mut arms = vec![arm("default", BTreeMap::new())];
+    for named in &space.arm {
+        let mut env = named.env.clone();
+        let fixed = env.iter().find(|(variable, value)| pins.get(*variable).is_some_and(|pin| pin != *value));
+        if let Some((variable, _)) = fixed {
+            notices.push(format!("{variable} is fixed: arm {:?} is left out", named.name));
+            continue;
+        }
+        env.retain(|variable, _| !pins.contains_key(variable));
+        if !env.iter().all(|(variable, value)| is_usable(variable, value, version, allowed_risks, &mut notices)) {
+            notices.push(format!("arm {:?} is left out", named.name));
+            continue;
+        }
+        arms.push(arm(&named.name, env));
+    }
+    let mut left_out: BTreeMap<&str, usize> = BTreeMap::new();
+    let grid: Vec<Vec<(&str, &str)>> = if axes.is_empty() {
+        Vec::new()
+    } else {
+        axes.iter()
+            .map(|(variable, values)| values.iter().map(|value| (*variable, *value)).collect::<Vec<_>>())
+            .multi_cartesian_product()
+            .collect()
+    };
+    for combination in grid {
+        let broken = space.rule.iter().find(|rule| {
+            let holds = |conditions: &BTreeMap<String, RuleCondition>| {
+                conditions.iter().all(|(variable, condition)| meets(&combination, variable, condition))
+            };
+            holds(&rule.when) && (rule.require.is_empty() || !holds(&rule.require))
+        });
+        if let Some(rule) = broken {
+            *left_out.entry(&rule.reason).or_default() += 1;
+            continue;
+        }
+        let env: BTreeMap<String, String> = combination
+            .into_iter()
+            .filter(|(_, value)| *value != UNSET)
+            .map(|(variable, value)| (variable.to_owned(), value.to_owned()))
+            .collect();
+        if conflict(&env).is_none() {
+            arms.push(arm(&grid_name(&env), env));
+        }
+    }
+    for (reason, count) in left_out {
+        notices.push(format!("{count} combinations left out: {reason}"));
+    }
+    // The first of equals stays: the default, then the name people know.
+    let arms: Vec<Arm> = arms.into_iter().unique_by(|arm| arm.id.clone()).collect();
+    let wants_default_only = space.axis.is_empty() && space.arm.iter().all(|arm| arm.env.is_empty());
+    if arms.len() < 2 && !wants_default_only {
+        return Err(contradiction(format!("nothing is left to measure beside the default ({})", notices.join("; "))));
+    }
+    if arms.len() > MAX_ARMS {
+        return Err(contradiction(format!("{} arms; at most {MAX_ARMS}", arms.len())));
+    }
+    Ok(Enumeration { arms, notices: notices.into_iter().unique().collect() })
+}
+
+/// Whether this NCCL reads the value as it is meant, and its risk is taken.
+fn is_usable(
+    variable: &str,
+    value: &str,
+    version: NcclVersion,
+    allowed_risks: &BTreeSet<String>,
+    notices: &mut Vec<String>,
+) -> bool {
+    let Some(knob) = knob::find(variable) else { return false };
+    if !knob.is_read_by(version) {
+        notices.push(format!("{variable} is not read by NCCL {version}: left out"));
+        return false;
+    }
+    if let Some(problem) = knob::read_as_nccl(variable, value, version).problem()
+        && problem.severity == Severity::Error
+    {
+        notices.push(format!("{variable}={value} is left out on NCCL {version}: {}", problem.message));
+        return false;
+    }
+    let risk = knob.risk_of(value);
+    if risk != Risk::None && !allowed_risks.contains(risk.name()) {
+        notices.push(format!("{variable}={value} is left out: risk {} (take it with --allow-risk {0})", risk.name()));
+        return false;
+    }
+    true
+}
+
+fn meets(combination: &[(&str, &str)], variable: &str, condition: &RuleCondition) -> bool {
+    // An axis that was pruned is decided elsewhere; the rule sees it as unset.
+    let value = combination.iter().find(|(known, _)| *known == variable).map_or(UNSET, |(_, value)| *value);
+    let one = |wanted: &String| if wanted == SET { value != UNSET } else { wanted == value };
+    match condition {
+        RuleCondition::One(wanted) => one(wanted),
+        RuleCondition::AnyOf(wanted) => wanted.iter().any(one),
+    }
+}
+
+/// Why these settings cannot stand together.
+fn conflict(env: &BTreeMap<String, String>) -> Option<String> {
+    let number = |variable: &str| env.get(variable).and_then(|text| text.parse::<i64>().ok());
+    for (low, high) in [("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")] {
+        if let (Some(low_value), Some(high_value)) = (number(low), number(high))
+            && low_value > high_value
+        {
+            return Some(format!("{low}={low_value} is above {high}={high_value}"));
+        }
+    }
+    SHADOWED.iter().find_map(|(variable, by, value)| {
+        (env.contains_key(*variable) && env.get(*by).is_some_and(|set| set == value))
+            .then(|| format!("{variable} has no effect beside {by}={value}"))
+    })
+}
+
+fn arm(name: &str, env: BTreeMap<String, String>) -> Arm {
+    let files = BTreeMap::new();
+    let server_args: Vec<String> = Vec::new();
+    let identity = serde_json::json!({ "env": &env, "files": &files, "server_args": &server_args });
+    let id = ArmId(Fingerprint::of(&identity).short().to_owned());
+    Arm { id, name: name.to_owned(), env, files, server_args }
+}
+
+/// A grid arm is named by what it sets.
+fn grid_name(env: &BTreeMap<String, String>) -> String {
+    env.iter().map(|(variable, value)| format!("{}={value}", variable.strip_prefix("NCCL_").unwrap_or(variable))).join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const NEW: NcclVersion = NcclVersion::v2(28, 9);
+
+    fn all(text: &str) -> Enumeration {
+        enumerate(&parse(text, "test.toml").unwrap(), &BTreeMap::new(), NEW, &BTreeSet::new()).unwrap()
+    }
+
+    fn head() -> String {
+        "format = 1\nname = \"t\"\ndescription = \"d\"\n".to_owned()
+    }
+
+    #[test]
+    fn compiled_in_spaces_are_valid_on_old_and_new_nccl() {
+        for name in names() {
+            let space = parse(named(name).unwrap(), name).unwrap();
+            assert_eq!(space.name, name);
+            for version in [NEW, NcclVersion::v2(21, 5), NcclVersion::v2(30, 7)] {
+                let arms = enumerate(&space, &BTreeMap::new(), version, &BTreeSet::new()).unwrap().arms;
+                assert!(arms[0].env.is_empty(), "the default comes first");
+                assert!(arms.iter().map(|arm| &arm.id).all_unique());
+            }
+        }
+    }
+
+    #[test]
+    fn suffixes_are_understood_and_plain_decimals_come_out() {
+        let text = head() + "[[axis]]\nvariable = \"NCCL_BUFFSIZE\"\nvalues = [\"unset\", \"1MiB\"]\n";
+        let arms = all(&text).arms;
+        assert_eq!(arms.len(), 2);
+        assert_eq!(arms[1].env["NCCL_BUFFSIZE"], "1048576");
+        assert_eq!(arms[1].name, "BUFFSIZE=1048576");
+    }
+
+    #[test]
+    fn rules_forbid_and_require() {
+        let text = head()
+            + "[[axis]]\nvariable = \"NCCL_MIN_NCHANNELS\"\nvalues = [\"unset\", \"16\"]\n\
+               [[axis]]\nvariable = \"NCCL_NTHREADS\"\nvalues = [\"unset\", \"128\", \"256\"]\n\
+               [[rule]]\nreason = \"a\"\nwhen = { NCCL_NTHREADS = \"set\" }\nrequire = { NCCL_MIN_NCHANNELS = \"16\" }\n\
+               [[rule]]\nreason = \"b\"\nwhen = { NCCL_NTHREADS = [\"128\"], NCCL_MIN_NCHANNELS = \"set\" }\n";
+        let enumeration = all(&text);
+        let names: Vec<&str> = enumeration.arms.iter().map(|arm| arm.name.as_str()).collect();
+        assert_eq!(names, ["default", "MIN_NCHANNELS=16", "MIN_NCHANNELS=16 NTHREADS=256"]);
+        assert_eq!(enumeration.notices, ["2 combinations left out: a", "1 combinations left out: b"]);
+    }
+
+    #[test]
+    fn pins_prune_axes_and_only_contradictory_pins_are_errors() {
+        let text = head()
+            + "[[axis]]\nvariable = \"NCCL_MIN_NCHANNELS\"\nvalues = [\"unset\", \"16\"]\n\
+               [[axis]]\nvariable = \"NCCL_P2P_LEVEL\"\nvalues = [\"unset\", \"PXB\"]\n";
+        let space = parse(&text, "t").unwrap();
+        let pin = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let none = BTreeSet::new();
+        let pins = BTreeMap::from([pin("NCCL_P2P_DISABLE", "1")]);
+        let pruned = enumerate(&space, &pins, NEW, &none).unwrap();
+        assert_eq!(pruned.arms.len(), 2);
+        assert!(pruned.notices[0].contains("NCCL_P2P_LEVEL has no effect"), "{:?}", pruned.notices);
+        let both = BTreeMap::from([pin("NCCL_P2P_DISABLE", "1"), pin("NCCL_P2P_LEVEL", "PXB")]);
+        assert!(matches!(enumerate(&space, &both, NEW, &none), Err(SpaceError::Pins(_))));
+        let fixed = BTreeMap::from([pin("NCCL_MIN_NCHANNELS", "8"), pin("NCCL_P2P_DISABLE", "1")]);
+        let error = enumerate(&space, &fixed, NEW, &none).unwrap_err();
+        assert!(error.to_string().contains("nothing is left"), "{error}");
+    }
+
+    #[test]
+    fn a_risk_is_taken_by_name_only() {
+        let text = head() + "[[axis]]\nvariable = \"NCCL_PROTO\"\nvalues = [\"unset\", \"LL\", \"allreduce:LL128\"]\n";
+        let space = parse(&text, "t").unwrap();
+        let cautious = enumerate(&space, &BTreeMap::new(), NEW, &BTreeSet::new()).unwrap();
+        assert_eq!(cautious.arms.len(), 2);
+        let bold = BTreeSet::from(["unverified-platform".to_owned()]);
+        assert_eq!(enumerate(&space, &BTreeMap::new(), NEW, &bold).unwrap().arms.len(), 3);
+    }
+
+    #[test]
+    fn an_old_nccl_is_not_given_what_it_would_misread() {
+        let text = head() + "[[axis]]\nvariable = \"NCCL_PROTO\"\nvalues = [\"unset\", \"LL\", \"allreduce:Simple\"]\n";
+        let space = parse(&text, "t").unwrap();
+        let old = enumerate(&space, &BTreeMap::new(), NcclVersion::v2(21, 5), &BTreeSet::new()).unwrap();
+        assert_eq!(old.arms.len(), 2, "{:?}", old.notices);
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_place() {
+        let axis = |variable: &str, value: &str| {
+            head() + &format!("[[axis]]\nvariable = \"{variable}\"\nvalues = [\"unset\", \"{value}\"]\n")
+        };
+        let cases = [
+            (axis("NCCL_MIN_NCHANNEL", "8"), "line 5: unknown variable NCCL_MIN_NCHANNEL; did you mean NCCL_MIN_NCHANNELS?"),
+            (axis("NCCL_MIN_NCHANNELS", "4M"), "line 6: NCCL_MIN_NCHANNELS"),
+            (axis("NCCL_NTHREADS", "100"), "line 6: NCCL_NTHREADS"),
+            (axis("NCCL_ALGO", "Rign"), "line 6: NCCL_ALGO"),
+            (head(), "an empty space"),
+            (head() + "[[axis]]\nvariable = \"NCCL_ALGO\"\nvalues = []\n", "must be there"),
+            (head() + "colour = \"red\"\n", "colour"),
+            (
+                head() + "[[arm]]\nname = \"x\"\nenv = { NCCL_P2P_DISABLE = \"1\", NCCL_P2P_LEVEL = \"PXB\" }\n",
+                "has no effect beside",
+            ),
+            (
+                head() + "[[arm]]\nname = \"x\"\nenv = { NCCL_MIN_NCHANNELS = \"16\", NCCL_MAX_NCHANNELS = \"8\" }\n",
+                "is above",
+            ),
+        ];
+        for (text, expected) in cases {
+            let error = parse(&text, "s.toml").unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}\nfor\n{text}");
+            assert!(error.contains("s.toml"), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in ".{0,300}") {
+            let _ = parse(&text, "t");
+        }
+
+        #[test]
+        fn ids_do_not_depend_on_order(flip in any::<bool>()) {
+            let (a, b) = ("NCCL_MIN_NCHANNELS = \"8\"", "NCCL_NTHREADS = \"256\"");
+            let (first, second) = if flip { (a, b) } else { (b, a) };
+            let text = head() + &format!("[[arm]]\nname = \"x\"\nenv = {{ {first}, {second} }}\n");
+            prop_assert_eq!(&all(&text).arms[1].id.0, &arm("y", BTreeMap::from([
+                ("NCCL_MIN_NCHANNELS".to_owned(), "8".to_owned()), ("NCCL_NTHREADS".to_owned(), "256".to_owned()),
+            ])).id.0);
+        }
+    }
+}
