@@ -41,5 +41,6 @@ pub mod choice;
 // 6 campaign
 pub mod campaign;
 // 7 telling
+pub mod doctor;
 pub mod emit;
 pub mod report;
