@@ -123,10 +123,8 @@ impl Campaign<'_> {
             }
             match strategy.next(self.context, evidence) {
                 Want::Block { phase, arms } => {
-                    let complete = self.run_block(phase, &arms, &mut next_launch, backend, journal, clock, evidence)?;
-                    if !complete {
-                        continue;
-                    }
+                    // An interrupted block shows at the top of the loop.
+                    self.run_block(phase, &arms, &mut next_launch, backend, journal, clock, evidence)?;
                 }
                 Want::Finalists { arms, launches, reason } => {
                     self.journal(journal, clock, evidence, Event::FinalistsChosen { arms, launches, reason })?;
@@ -159,7 +157,7 @@ impl Campaign<'_> {
         Ok(())
     }
 
-    /// One block. Returns false if it was interrupted.
+    /// One block, or the part of it before the user asked for a stop.
     #[expect(clippy::too_many_arguments, reason = "the loop's state, passed on as it is")]
     fn run_block(
         &mut self,
@@ -170,7 +168,7 @@ impl Campaign<'_> {
         journal: &mut Journal,
         clock: &mut Clock,
         evidence: &mut Evidence,
-    ) -> Result<bool, CampaignError> {
+    ) -> Result<(), CampaignError> {
         let block = evidence.next_block();
         let known = evidence.measured_cells() + evidence.failures().len() as u32;
         let mut plans = self.plan_block(block, phase, arms, next_launch);
@@ -191,7 +189,7 @@ impl Campaign<'_> {
         let mut extra = 0;
         while let Some(plan) = plans.pop() {
             if (self.interrupted)() {
-                return Ok(false);
+                return Ok(());
             }
             self.run_launch(&plan, backend, journal, clock, evidence)?;
             // A launch that broke leaves arms that nobody tried: they get a fresh one.
@@ -204,7 +202,7 @@ impl Campaign<'_> {
             }
         }
         if (self.interrupted)() {
-            return Ok(false);
+            return Ok(());
         }
         self.journal(journal, clock, evidence, Event::BlockEnded { block })?;
         journal.sync()?;
@@ -212,7 +210,7 @@ impl Campaign<'_> {
             // The strategy would want the same block again, for ever.
             return Err(BackendError::System(format!("block {block} neither measured nor failed anything")).into());
         }
-        Ok(true)
+        Ok(())
     }
 
     fn run_launch(

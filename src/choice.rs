@@ -65,7 +65,7 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
     let adoptable = |candidate: &&Candidate<'_>| {
         candidate.objective.high < 1.0 - settings.min_gain
             && candidate.veto.is_none()
-            && !(settings.strict && !candidate.unsafe_points.is_empty())
+            && (!settings.strict || candidate.unsafe_points.is_empty())
             && !evidence.dropped().iter().any(|(arm, _)| *arm == candidate.arm.id)
     };
     let winner = candidates
@@ -159,7 +159,8 @@ fn candidate<'a>(context: &SearchContext, evidence: &Evidence, arm: &'a Arm) -> 
     let worst = points.iter().max_by(|left, right| left.1.ratio.total_cmp(&right.1.ratio));
     let veto = worst.filter(|(_, estimate)| estimate.ratio > limit).map(|(point, estimate)| {
         format!(
-            "{} at {} of the default's time, {:.1} % more than the {:.1} % allowed regression permits (95 % interval {:.3} to {:.3}, {} paired launches)",
+            "{} at {} of the default's time, {:.1} % more than the {:.1} % allowed regression permits \
+             (95 % interval {:.3} to {:.3}, {} paired launches)",
             point,
             format_args!("{:.3}", estimate.ratio),
             (estimate.ratio / limit - 1.0) * 100.0,
@@ -265,21 +266,19 @@ fn verdict_of(
             None => Some("a finalist was never measured beside the default".to_owned()),
         }
     });
-    match open {
-        Some(reason) => (VerdictKind::Undecided, reason),
-        None => {
-            let vetoed = candidates.iter().filter(|candidate| candidate.veto.is_some()).count();
-            let reason = if vetoed > 0 {
-                format!(
-                    "no finalist may ship: {vetoed} of {} regress at some point, the others do not gain enough",
-                    finalists.len()
-                )
-            } else {
-                format!("no finalist gains {:.1} % or more", settings.min_gain * 100.0)
-            };
-            (VerdictKind::KeepDefault, reason)
-        }
+    if let Some(reason) = open {
+        return (VerdictKind::Undecided, reason);
     }
+    let vetoed = candidates.iter().filter(|candidate| candidate.veto.is_some()).count();
+    let reason = if vetoed > 0 {
+        format!(
+            "no finalist may ship: {vetoed} of {} regress at some point, the others do not gain enough",
+            finalists.len()
+        )
+    } else {
+        format!("no finalist gains {:.1} % or more", settings.min_gain * 100.0)
+    };
+    (VerdictKind::KeepDefault, reason)
 }
 
 fn vetoes(
@@ -301,7 +300,8 @@ fn vetoes(
         vetoes.push(veto(
             arm,
             format!(
-                "in the search {point} took {ratio:.2} times as long as with the default (lower bound {low:.2}; allowed {:.2}), with {change:+.1} % on the objective",
+                "in the search {point} took {ratio:.2} times as long as with the default (lower bound {low:.2}; \
+                 allowed {:.2}), with {change:+.1} % on the objective",
                 1.0 + manifest.settings.max_regression
             ),
         ));
@@ -479,7 +479,8 @@ fn notes(
             && drift.beyond_noise
         {
             notes.push(format!(
-                "the default drifted at {point}: its last third took {:.3} of the first third's time; pairs are side by side, so the verdict is not touched by it",
+                "the default drifted at {point}: its last third took {:.3} of the first third's time; \
+                 pairs are side by side, so the verdict is not touched by it",
                 drift.ratio
             ));
         }

@@ -339,12 +339,8 @@ impl GpuLocks {
             let name: String = gpu.uuid.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(64).collect();
             let path = folder.join(format!("nccltune-{name}.lock"));
             let unusable = |error: std::io::Error| DiscoveryError::GpuLock { path: path.clone(), error };
-            let file = fs_err::OpenOptions::new()
-                .create(true)
-                .truncate(false)
-                .write(true)
-                .open(&path)
-                .map_err(unusable)?;
+            let file =
+                fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(unusable)?;
             match file.file().try_lock() {
                 Ok(()) => files.push(file),
                 Err(std::fs::TryLockError::WouldBlock) => {
@@ -417,8 +413,8 @@ mod tests {
     fn a_gpu_belongs_to_one_run_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
         let (one, two) = (gpu(0, "a"), gpu(1, "b"));
-        let first = GpuLocks::take_in(&[one.clone()], folder.path()).unwrap();
-        assert!(GpuLocks::take_in(&[two.clone()], folder.path()).is_ok());
+        let first = GpuLocks::take_in(std::slice::from_ref(&one), folder.path()).unwrap();
+        assert!(GpuLocks::take_in(std::slice::from_ref(&two), folder.path()).is_ok());
         let error = GpuLocks::take_in(&[two, one.clone()], folder.path()).unwrap_err();
         assert_eq!(error.to_string(), "another nccltune is measuring on GPU-0");
         assert_eq!(error.kind(), ErrorKind::MachineUnfit);

@@ -105,6 +105,7 @@ mod tests {
 
     dynamic_library! {
         /// A function nobody exports.
+        #[expect(dead_code, reason = "it is only looked for")]
         struct Nonsense {
             fn surely_not_exported_anywhere() -> i32;
         }

@@ -252,7 +252,7 @@ mod tests {
             communicator: 0,
             position: 0,
             collectives_per_replay: 64,
-            replays_us: vec![9.87654321, us],
+            replays_us: vec![9.876_543_21, us],
             effective: Effective::default(),
             flags: Vec::new(),
             duration_s: 0.1,

@@ -48,7 +48,7 @@ pub enum SpaceError {
         reason: String,
     },
     /// A variable nobody knows.
-    #[error("{file}, line {line}: unknown variable {variable}{}", nearest.as_ref().map(|name| format!("; did you mean {name}?")).unwrap_or_default())]
+    #[error("{file}, line {line}: unknown variable {variable}{}", did_you_mean(nearest.as_deref()))]
     UnknownVariable {
         /// The file.
         file: String,
@@ -90,6 +90,10 @@ pub enum SpaceError {
     /// Two pins that exclude each other.
     #[error("{0}")]
     Pins(String),
+}
+
+fn did_you_mean(name: Option<&str>) -> String {
+    name.map(|name| format!("; did you mean {name}?")).unwrap_or_default()
 }
 
 impl Classified for SpaceError {
@@ -188,7 +192,10 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// The first line that holds this text. The TOML parser gives positions for syntax only.
     fn line_of(&self, needle: &str) -> usize {
-        self.text.lines().position(|line| !line.trim_start().starts_with('#') && line.contains(needle)).map_or(0, |index| index + 1)
+        self.text
+            .lines()
+            .position(|line| !line.trim_start().starts_with('#') && line.contains(needle))
+            .map_or(0, |index| index + 1)
     }
 
     fn require_known(&self, variable: &str) -> Result<(), SpaceError> {
@@ -245,8 +252,9 @@ pub fn enumerate(
             notices.push(format!("{variable} is fixed at {value}: its axis is left out"));
             continue;
         }
-        if let Some((_, by, value)) =
-            SHADOWED.iter().find(|(shadowed, by, value)| *shadowed == variable && pins.get(*by).is_some_and(|pin| pin == value))
+        if let Some((_, by, value)) = SHADOWED
+            .iter()
+            .find(|(shadowed, by, value)| *shadowed == variable && pins.get(*by).is_some_and(|pin| pin == value))
         {
             notices.push(format!("{variable} has no effect while {by}={value}: its axis is left out"));
             continue;
@@ -390,7 +398,9 @@ fn arm(name: &str, env: BTreeMap<String, String>) -> Arm {
 
 /// A grid arm is named by what it sets.
 fn grid_name(env: &BTreeMap<String, String>) -> String {
-    env.iter().map(|(variable, value)| format!("{}={value}", variable.strip_prefix("NCCL_").unwrap_or(variable))).join(" ")
+    env.iter()
+        .map(|(variable, value)| format!("{}={value}", variable.strip_prefix("NCCL_").unwrap_or(variable)))
+        .join(" ")
 }
 
 #[cfg(test)]
@@ -487,7 +497,10 @@ mod tests {
             head() + &format!("[[axis]]\nvariable = \"{variable}\"\nvalues = [\"unset\", \"{value}\"]\n")
         };
         let cases = [
-            (axis("NCCL_MIN_NCHANNEL", "8"), "line 5: unknown variable NCCL_MIN_NCHANNEL; did you mean NCCL_MIN_NCHANNELS?"),
+            (
+                axis("NCCL_MIN_NCHANNEL", "8"),
+                "line 5: unknown variable NCCL_MIN_NCHANNEL; did you mean NCCL_MIN_NCHANNELS?",
+            ),
             (axis("NCCL_MIN_NCHANNELS", "4M"), "line 6: NCCL_MIN_NCHANNELS"),
             (axis("NCCL_NTHREADS", "100"), "line 6: NCCL_NTHREADS"),
             (axis("NCCL_ALGO", "Rign"), "line 6: NCCL_ALGO"),

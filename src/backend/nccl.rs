@@ -16,9 +16,7 @@ use crate::machine::{Gpu, NcclLibrary, NcclVersion};
 use crate::nccl_log::{self, NcclLog, Symptom};
 use crate::probe::normal_address;
 use crate::process::{ChildEvent, ChildSpec, Group, Supervisor};
-use crate::record::{
-    Arm, CellMeasurement, Effective, Event, Flag, Outcome, OutcomeKind, PointKey, SetLine,
-};
+use crate::record::{Arm, CellMeasurement, Effective, Event, Flag, Outcome, OutcomeKind, PointKey, SetLine};
 use crate::worker::protocol::{Answer, FailureKind, Order, PROTOCOL, WORKER_ARGUMENT};
 
 /// How long each step may take before the launch is given up. A context on a cold machine with many
@@ -35,7 +33,7 @@ const SLICE: Duration = Duration::from_millis(200);
 /// After one rank failed, how long the others may take to say why, too.
 const ECHO: Duration = Duration::from_millis(300);
 /// Timed replays of a cell: enough for a median, few enough for a guard point of a hundred megabytes.
-const REPLAYS: (f64, f64) = (6.0, 200.0);
+const REPLAYS: (f64, f64) = (8.0, 200.0);
 /// What NCCL is asked to log: enough to read back what ran, nothing per replay.
 const DEBUG_SUBSYSTEMS: &str = "INIT,ENV,TUNING";
 
@@ -79,8 +77,7 @@ impl NcclBackend {
 
 impl Backend for NcclBackend {
     fn run(&mut self, plan: &LaunchPlan, sink: Sink<'_>) -> Result<(), BackendError> {
-        let started =
-            Event::LaunchStarted { launch: plan.launch, block: plan.block, env: plan.environment.clone() };
+        let started = Event::LaunchStarted { launch: plan.launch, block: plan.block, env: plan.environment.clone() };
         if sink(started).is_break() {
             return Ok(());
         }

@@ -58,6 +58,7 @@ struct Noise {
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_field_names, reason = "units stand in field names")]
 struct Cost {
     /// Seconds to start processes, contexts and the first communicator.
     launch_s: f64,

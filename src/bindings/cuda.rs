@@ -174,6 +174,10 @@ impl Device {
     }
 
     /// Enqueues a copy of the first `bytes` of one buffer over another.
+    ///
+    /// # Panics
+    ///
+    /// If either buffer is shorter: that is a defect of the caller.
     #[expect(unsafe_code, reason = "foreign call")]
     pub fn copy(&self, from: &DeviceBuffer, to: &DeviceBuffer, bytes: usize) -> Result<(), CudaError> {
         assert!(bytes <= from.bytes && bytes <= to.bytes, "a copy stays inside both buffers");
@@ -202,6 +206,10 @@ impl DeviceBuffer {
     }
 
     /// Writes from the host, starting `offset` bytes into the buffer, and waits.
+    ///
+    /// # Panics
+    ///
+    /// If the data reaches beyond the buffer: that is a defect of the caller.
     #[expect(unsafe_code, reason = "foreign call")]
     pub fn write(&self, offset: usize, data: &[u16]) -> Result<(), CudaError> {
         assert!(offset + size_of_val(data) <= self.bytes, "a write stays inside the buffer");
@@ -211,6 +219,10 @@ impl DeviceBuffer {
     }
 
     /// Reads to the host, starting `offset` bytes into the buffer, and waits.
+    ///
+    /// # Panics
+    ///
+    /// If the range reaches beyond the buffer: that is a defect of the caller.
     #[expect(unsafe_code, reason = "foreign call")]
     pub fn read(&self, offset: usize, data: &mut [u16]) -> Result<(), CudaError> {
         assert!(offset + size_of_val(data) <= self.bytes, "a read stays inside the buffer");

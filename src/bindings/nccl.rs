@@ -81,7 +81,7 @@ impl Nccl {
         // SAFETY: the pointer is to a live struct of the size nccl.h declares.
         let status = unsafe { (self.functions.ncclGetUniqueId)(&raw mut id) };
         self.checked("ncclGetUniqueId", status, std::ptr::null_mut())?;
-        Ok(id.0.map(|byte| byte.cast_unsigned()))
+        Ok(id.0.map(c_char::cast_unsigned))
     }
 
     /// Joins a communicator. Blocks until every rank has joined; the calling thread's current CUDA
@@ -89,7 +89,7 @@ impl Nccl {
     /// which the parent's deadline does.
     #[expect(unsafe_code, reason = "foreign call")]
     pub fn join(&self, ranks: u32, id: &[u8; UNIQUE_ID_BYTES], rank: u32) -> Result<Communicator<'_>, NcclError> {
-        let id = RawUniqueId(id.map(|byte| byte.cast_signed()));
+        let id = RawUniqueId(id.map(u8::cast_signed));
         let mut handle: *mut c_void = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle; the id is passed by value as nccl.h declares.
         let status = unsafe { (self.functions.ncclCommInitRank)(&raw mut handle, ranks as c_int, id, rank as c_int) };
@@ -127,6 +127,7 @@ impl Nccl {
     }
 }
 
+#[derive(Clone, Copy)]
 enum Text {
     ErrorString(c_int),
     LastError(*mut c_void),

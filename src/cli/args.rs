@@ -112,7 +112,13 @@ pub(super) struct WorkloadArgs {
     pub(super) assume_decoder: bool,
 
     /// Measure these message sizes instead of a model's: 4K,64K,1M.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size_argument, conflicts_with_all = ["model", "batch", "verify_tokens", "chunk"])]
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        value_parser = parse_size_argument,
+        conflicts_with_all = ["model", "batch", "verify_tokens", "chunk"]
+    )]
     pub(super) sizes: Vec<u64>,
 }
 
@@ -162,7 +168,12 @@ pub(super) struct TuneArgs {
     pub(super) strategy: StrategyArg,
 
     /// Take a risk by name: unverified-platform, unsafe-mixing, hang-prone; repeatable.
-    #[arg(long = "allow-risk", value_name = "NAME", value_parser = ["unverified-platform", "unsafe-mixing", "hang-prone"], help_heading = "Search")]
+    #[arg(
+        long = "allow-risk",
+        value_name = "NAME",
+        value_parser = ["unverified-platform", "unsafe-mixing", "hang-prone"],
+        help_heading = "Search"
+    )]
     pub(super) allow_risk: Vec<String>,
 
     /// Time the run may take: 15m, 1h.
@@ -224,7 +235,13 @@ pub(super) struct TuneArgs {
 #[derive(Debug, Clone, Args)]
 pub(super) struct FormatArg {
     /// Form of the data on standard output.
-    #[arg(long = "format", value_name = "text|json|csv|markdown", default_value = "text", value_parser = parse_format, help_heading = "Output")]
+    #[arg(
+        long = "format",
+        value_name = "text|json|csv|markdown",
+        default_value = "text",
+        value_parser = parse_format,
+        help_heading = "Output"
+    )]
     pub(super) format: Format,
 }
 
@@ -308,7 +325,16 @@ mod tests {
     #[test]
     fn values_are_read_as_people_write_them() {
         let cli = Cli::try_parse_from([
-            "nccltune", "tune", "--time-budget", "15m", "--min-gain", "3%", "--sizes", "4K,1MiB", "--devices", "0,1",
+            "nccltune",
+            "tune",
+            "--time-budget",
+            "15m",
+            "--min-gain",
+            "3%",
+            "--sizes",
+            "4K,1MiB",
+            "--devices",
+            "0,1",
         ])
         .unwrap();
         let Command::Tune(tune) = cli.command else { panic!("tune") };

@@ -3,18 +3,16 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use super::args::{
-    BackendArg, Cli, Command, DoctorArgs, EmitArgs, TuneArgs, WorkloadArgs, WorkloadCommandArgs,
-};
+use super::args::{BackendArg, Cli, Command, DoctorArgs, EmitArgs, TuneArgs, WorkloadArgs, WorkloadCommandArgs};
 use super::environment;
 use super::printer::Printer;
 use super::progress::Progress;
 use crate::error_kind::{ErrorKind, Failure};
+use crate::flow::BackendChoice;
 use crate::flow::doctor::{DoctorRequest, doctor};
 use crate::flow::emit::emit;
 use crate::flow::tune::{Plan, TuneEnd, TuneRequest, tune};
 use crate::flow::workload::{WorkloadWish, workload};
-use crate::flow::BackendChoice;
 use crate::record::VerdictKind;
 use crate::report::{Format, checks_table, files_text, points_table, to_json, verdict};
 use crate::units::format_seconds;
@@ -45,7 +43,8 @@ pub(super) fn usage(error: &clap::Error) -> ExitCode {
 }
 
 fn print(text: &str) -> Result<(), Failure> {
-    Printer::data(text).map_err(|error| Failure::new(ErrorKind::Unexpected, format!("could not write the answer: {error}")))
+    Printer::data(text)
+        .map_err(|error| Failure::new(ErrorKind::Unexpected, format!("could not write the answer: {error}")))
 }
 
 fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Result<u8, Failure> {
@@ -142,13 +141,28 @@ fn plan_text(plan: &Plan, format: Format) -> Result<String, Failure> {
         line("labels", &labels);
     }
     line("machine", &manifest.machine.name);
-    line("model", &format!("{}, TP {}, engine {}", manifest.workload.model, manifest.workload.tensor_parallel, manifest.workload.engine));
+    line(
+        "model",
+        &format!(
+            "{}, TP {}, engine {}",
+            manifest.workload.model, manifest.workload.tensor_parallel, manifest.workload.engine
+        ),
+    );
     line("space", &format!("{}: {} arms with the default", manifest.space.name, manifest.arms.len()));
     line(
         "search",
-        &format!("{} blocks of {} launches, {} cells", manifest.settings.search_blocks, plan.launches_per_block, plan.search_cells),
+        &format!(
+            "{} blocks of {} launches, {} cells",
+            manifest.settings.search_blocks, plan.launches_per_block, plan.search_cells
+        ),
     );
-    line("final", &format!("up to {} finalists beside the default, about {} cells", manifest.settings.finalists, plan.final_cells));
+    line(
+        "final",
+        &format!(
+            "up to {} finalists beside the default, about {} cells",
+            manifest.settings.finalists, plan.final_cells
+        ),
+    );
     // Seen on two H200: 2.5 s a launch and about a third of a second a cell, big guard points included.
     let seconds = (plan.launches_per_block as f64 * f64::from(manifest.settings.search_blocks) + 48.0) * 2.5
         + (plan.search_cells + plan.final_cells) as f64 * 0.3;

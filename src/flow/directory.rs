@@ -18,9 +18,8 @@ const MAX_BYTES: u64 = 64 * 1024 * 1024;
 
 /// Makes a directory for a new run, or refuses one that holds something.
 pub(super) fn create(path: &Path) -> Result<(), Failure> {
-    let unusable = |error: std::io::Error| {
-        Failure::new(ErrorKind::Usage, error).with_hint("name another place with --out DIR")
-    };
+    let unusable =
+        |error: std::io::Error| Failure::new(ErrorKind::Usage, error).with_hint("name another place with --out DIR");
     if path.join(JOURNAL_FILE).exists() || path.join(MANIFEST_FILE).exists() {
         return Err(Failure::new(ErrorKind::Usage, format!("{} already holds a run", path.display()))
             .with_hint("go on with it (--resume), or name another place with --out DIR"));
@@ -41,8 +40,9 @@ pub(super) fn create(path: &Path) -> Result<(), Failure> {
         Err(error) => return Err(unusable(error)),
     }
     // Found out now, not after an hour of measuring.
-    tempfile::NamedTempFile::new_in(path)
-        .map_err(|error| unusable(std::io::Error::new(error.kind(), format!("cannot write in {}: {error}", path.display()))))?;
+    tempfile::NamedTempFile::new_in(path).map_err(|error| {
+        unusable(std::io::Error::new(error.kind(), format!("cannot write in {}: {error}", path.display())))
+    })?;
     Ok(())
 }
 

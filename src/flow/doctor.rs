@@ -24,8 +24,7 @@ pub struct DoctorRequest {
 pub fn doctor(request: &DoctorRequest) -> Result<(CheckReport, Option<String>), Failure> {
     let supervisor = Supervisor::start()?;
     let asked = ask_driver(&supervisor, &request.environment);
-    let facts =
-        gather(&supervisor, &request.environment, asked, &request.devices, None, request.nccl_lib.as_deref())?;
+    let facts = gather(&supervisor, &request.environment, asked, &request.devices, None, request.nccl_lib.as_deref())?;
     let refusal = refuses(&facts.checks);
     Ok((facts.checks, refusal))
 }

@@ -34,7 +34,7 @@ pub enum PinError {
     #[error("--pin {0:?} is not NAME=VALUE")]
     Malformed(String),
     /// A name NCCL does not know.
-    #[error("--pin {name}: NCCL knows no such variable{}", nearest.as_ref().map(|name| format!("; did you mean {name}?")).unwrap_or_default())]
+    #[error("--pin {name}: NCCL knows no such variable{}", did_you_mean(nearest.as_deref()))]
     Unknown {
         /// What was written.
         name: String,
@@ -42,7 +42,7 @@ pub enum PinError {
         nearest: Option<String>,
     },
     /// A value NCCL would read otherwise than it is written.
-    #[error("--pin {name}={value}: {message}{}", suggestion.as_ref().map(|text| format!("; {text}")).unwrap_or_default())]
+    #[error("--pin {name}={value}: {message}{}", after_semicolon(suggestion.as_deref()))]
     Misread {
         /// The variable.
         name: String,
@@ -65,6 +65,14 @@ pub enum PinError {
     },
 }
 
+fn did_you_mean(name: Option<&str>) -> String {
+    name.map(|name| format!("; did you mean {name}?")).unwrap_or_default()
+}
+
+fn after_semicolon(text: Option<&str>) -> String {
+    text.map(|text| format!("; {text}")).unwrap_or_default()
+}
+
 impl Classified for PinError {
     fn kind(&self) -> ErrorKind {
         ErrorKind::Usage
@@ -79,7 +87,8 @@ pub(super) fn parse_pins(texts: &[String], version: NcclVersion) -> Result<Vec<P
         if name.is_empty() || value.is_empty() || value.contains(char::is_control) {
             return Err(PinError::Malformed(text.clone()));
         }
-        if !name.starts_with("NCCL_") && !name.starts_with("CUDA_") || name.starts_with("NCCL_") && !knob::names().any(|known| known == name)
+        if !name.starts_with("NCCL_") && !name.starts_with("CUDA_")
+            || name.starts_with("NCCL_") && !knob::names().any(|known| known == name)
         {
             return Err(PinError::Unknown {
                 name: name.to_owned(),
@@ -112,12 +121,16 @@ pub(super) fn parse_pins(texts: &[String], version: NcclVersion) -> Result<Vec<P
     Ok(pins)
 }
 
-/// NCCL variables that were set where the tool was started. NCCL_DEBUG and its kin are not among
-/// them: logging is the tool's own business and must never travel into a server's file.
+/// Begins the names that are never pinned although they look like NCCL's: logging is the tool's own
+/// business and must never travel into a server's file, and NCCL_VERSION is a label of container
+/// images that NCCL does not read.
+const NOT_INHERITED: [&str; 2] = ["NCCL_DEBUG", "NCCL_VERSION"];
+
+/// NCCL variables that were set where the tool was started.
 pub(super) fn inherited(environment: &BTreeMap<String, String>) -> Vec<Pin> {
     environment
         .iter()
-        .filter(|(name, _)| name.starts_with("NCCL_") && !name.starts_with("NCCL_DEBUG"))
+        .filter(|(name, _)| name.starts_with("NCCL_") && !NOT_INHERITED.iter().any(|never| name.starts_with(never)))
         .map(|(name, value)| Pin { variable: name.clone(), value: value.clone(), origin: Origin::Inherited })
         .collect()
 }
@@ -134,8 +147,7 @@ pub(super) fn merge(explicit: Vec<Pin>, inherited: Vec<Pin>, engine: Engine, con
     }
     for variable in engine.variables() {
         let known = pins.iter().position(|known| known.variable == variable.name);
-        let pin =
-            Pin { variable: variable.name.to_owned(), value: variable.value.to_owned(), origin: Origin::Engine };
+        let pin = Pin { variable: variable.name.to_owned(), value: variable.value.to_owned(), origin: Origin::Engine };
         match known {
             Some(position) if !variable.overridable => pins[position] = pin,
             Some(_) => {}

@@ -1,7 +1,7 @@
 //! What is known of the machine before anything is measured.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::environment::worker_environment;
 use crate::canonical::Fingerprint;
@@ -89,9 +89,9 @@ pub(super) fn gather(
     let probe_environment = probe_environment(environment);
     let nccl = discovery::choose_nccl(supervisor, &candidates, &probe_environment);
     let loader = discovery::ask(supervisor, &Question::Nccl(None), &probe_environment).ok();
-    let loader_nccl =
-        loader.as_ref().and_then(|loader| Some((loader.nccl_path.as_deref()?, loader.nccl_version?)));
-    let home = environment.get("HOME").map(PathBuf::from);
+    let loader_nccl = loader.as_ref().and_then(|loader| Some((loader.nccl_path.as_deref()?, loader.nccl_version?)));
+    // NCCL asks the user database, not $HOME.
+    let home = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten().map(|user| user.dir);
     let probe_error = machine.as_ref().err().map(ToString::to_string);
     let nccl_error = nccl.as_ref().err().map(ToString::to_string);
     let own = [std::process::id()];
@@ -112,7 +112,8 @@ pub(super) fn gather(
         own_process_ids: &own,
     };
     let checks = doctor::examine(&facts);
-    let conf = doctor::conf_variables(&facts);
+    let version = nccl.as_ref().ok().map(|nccl| NcclVersion::from_code(nccl.version));
+    let conf = doctor::conf_variables(Path::new("/"), environment, home.as_deref(), version);
     if !driver_installed && machine.is_ok() {
         machine = Err(DiscoveryError::NoGpu);
     }
@@ -122,7 +123,8 @@ pub(super) fn gather(
 /// The fingerprint of everything that can change the answer, in named parts.
 pub(super) fn fingerprint(machine: &Machine, devices: &[u32], nccl: Option<&NcclLibrary>) -> FingerprintParts {
     let gpus: Vec<_> = machine.gpus.iter().filter(|gpu| devices.contains(&gpu.index)).collect();
-    let each = |of: &dyn Fn(&crate::machine::Gpu) -> String| gpus.iter().map(|gpu| of(gpu)).collect::<Vec<_>>().join(", ");
+    let each =
+        |of: &dyn Fn(&crate::machine::Gpu) -> String| gpus.iter().map(|gpu| of(gpu)).collect::<Vec<_>>().join(", ");
     let or_unknown = |text: Option<String>| text.unwrap_or_else(|| "unknown".to_owned());
     let parts = BTreeMap::from([
         ("gpus".to_owned(), each(&|gpu| gpu.name.clone())),

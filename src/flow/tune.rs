@@ -190,8 +190,7 @@ fn prepare(
     let recorded = previous.filter(|_| !request.resume);
     let (kind, facts) = choose_backend(request, supervisor, resumed, recorded)?;
     let measured = measured_machine(request, kind, facts, previous, listener)?;
-    let version =
-        measured.nccl.as_ref().map_or(ASSUMED_VERSION, |nccl| NcclVersion::from_code(nccl.version));
+    let version = measured.nccl.as_ref().map_or(ASSUMED_VERSION, |nccl| NcclVersion::from_code(nccl.version));
 
     // What holds in every arm.
     let explicit = parse_pins(&request.pins, version)?;
@@ -199,7 +198,12 @@ fn prepare(
     let pins = match recorded {
         // The recorded numbers hold under the recorded variables and no others.
         Some(manifest) if explicit.is_empty() => manifest.pins.clone(),
-        Some(_) => return Err(Failure::new(ErrorKind::Usage, "a replay cannot be pinned: its numbers were measured under the recorded variables")),
+        Some(_) => {
+            return Err(Failure::new(
+                ErrorKind::Usage,
+                "a replay cannot be pinned: its numbers were measured under the recorded variables",
+            ));
+        }
         None => {
             let explicit = match resumed {
                 Some(manifest) if explicit.is_empty() => {
@@ -408,8 +412,11 @@ fn simulated_machine(request: &TuneRequest, previous: Option<&Manifest>) -> Resu
     let text = read_bounded(Path::new(&name)).map_err(|error| {
         let known: Vec<&str> = MACHINES.iter().map(|(name, _)| *name).collect();
         let near = nearest_name(&name, known.iter().copied()).map(|near| format!("did you mean {near}? "));
-        Failure::new(ErrorKind::Usage, format!("no simulated machine {name:?}: {error}"))
-            .with_hint(format!("{}compiled in: {}; or name a file", near.unwrap_or_default(), known.join(", ")))
+        Failure::new(ErrorKind::Usage, format!("no simulated machine {name:?}: {error}")).with_hint(format!(
+            "{}compiled in: {}; or name a file",
+            near.unwrap_or_default(),
+            known.join(", ")
+        ))
     })?;
     Ok(SimulatedMachine::parse(&text)?)
 }
@@ -467,16 +474,19 @@ fn arms(
 }
 
 fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Settings {
-    let base = previous.map(|manifest| manifest.settings.clone()).unwrap_or(Settings {
-        min_gain: 0.02,
-        max_regression: 0.02,
-        strict: false,
-        strategy: "exhaustive".to_owned(),
-        search_blocks: 3,
-        finalists: 3,
-        final_launches: None,
-        cell_time_ms: 25.0,
-    });
+    let base = previous.map_or(
+        Settings {
+            min_gain: 0.02,
+            max_regression: 0.02,
+            strict: false,
+            strategy: "exhaustive".to_owned(),
+            search_blocks: 3,
+            finalists: 3,
+            final_launches: None,
+            cell_time_ms: 40.0,
+        },
+        |manifest| manifest.settings.clone(),
+    );
     Settings {
         min_gain: request.min_gain.unwrap_or(base.min_gain),
         max_regression: request.max_regression.unwrap_or(base.max_regression),
@@ -521,12 +531,7 @@ struct Opened {
     clock: Clock,
 }
 
-fn open(
-    request: &TuneRequest,
-    prepared: &Prepared,
-    identity: &Identity,
-    directory: &Path,
-) -> Result<Opened, Failure> {
+fn open(request: &TuneRequest, prepared: &Prepared, identity: &Identity, directory: &Path) -> Result<Opened, Failure> {
     let clock = match prepared.manifest.backend {
         BackendKind::Nccl => Clock::real(),
         BackendKind::Simulated | BackendKind::Replay => Clock::virtual_time(),
@@ -554,11 +559,18 @@ fn open(
     };
     if *known != identity.combined() {
         let before = self::identity(&directory::read::<Manifest>(directory, MANIFEST_FILE)?);
-        let changed: Vec<&str> =
-            identity.0.iter().filter(|(part, value)| before.0.get(*part) != Some(value)).map(|(part, _)| *part).collect();
+        let changed: Vec<&str> = identity
+            .0
+            .iter()
+            .filter(|(part, value)| before.0.get(*part) != Some(value))
+            .map(|(part, _)| *part)
+            .collect();
         let changed = if changed.is_empty() { "the manifest".to_owned() } else { changed.join(", ") };
-        return Err(Failure::new(ErrorKind::Usage, format!("this is another run: {changed} differ from what {} was started with", directory.display()))
-            .with_hint("old and new numbers cannot be compared; start a new run in another directory"));
+        return Err(Failure::new(
+            ErrorKind::Usage,
+            format!("this is another run: {changed} differ from what {} was started with", directory.display()),
+        )
+        .with_hint("old and new numbers cannot be compared; start a new run in another directory"));
     }
     let mut evidence = Evidence::of(&reopened.lines);
     let elapsed_s = reopened.lines.last().map_or(0.0, |line| line.at_s);
@@ -597,9 +609,7 @@ fn backend(
             nccl: nccl.clone(),
             logs: directory.join(LOGS_FOLDER),
         }))),
-        (BackendKind::Replay, _, Some(lines)) => {
-            Ok(Box::new(ReplayBackend::new(lines, seed, request.assume_noise)?))
-        }
+        (BackendKind::Replay, _, Some(lines)) => Ok(Box::new(ReplayBackend::new(lines, seed, request.assume_noise)?)),
         _ => {
             let machine = simulated_machine(request, Some(manifest))?;
             Ok(Box::new(SimulatedBackend::new(machine, seed, as_map(&manifest.pins))))
@@ -636,8 +646,11 @@ fn run(
         CampaignFacts { stopped_by: ending.name().to_owned(), wall_s: clock.elapsed_s(), notes: backend.notes() };
     let choice = judge(&prepared.manifest, &prepared.context, &evidence, &facts);
     if ending == Ending::Budget && choice.verdict == VerdictKind::Undecided {
-        return Err(Failure::new(ErrorKind::Stopped, format!("the time budget ended before a verdict: {}", choice.reason))
-            .with_hint(resume_hint(directory)));
+        return Err(Failure::new(
+            ErrorKind::Stopped,
+            format!("the time budget ended before a verdict: {}", choice.reason),
+        )
+        .with_hint(resume_hint(directory)));
     }
     write_answer(directory, prepared, &evidence, &choice, listener)?;
     Ok(TuneEnd::Answered {
@@ -671,7 +684,10 @@ fn nothing_measured(evidence: &Evidence, directory: &Path) -> Failure {
         .collect();
     kinds.dedup();
     Failure::new(ErrorKind::NothingMeasured, format!("nothing could be measured; {}", kinds.join("; "))).with_hint(
-        format!("`nccltune doctor` may know why; what the workers printed is in {}", directory.join(LOGS_FOLDER).display()),
+        format!(
+            "`nccltune doctor` may know why; what the workers printed is in {}",
+            directory.join(LOGS_FOLDER).display()
+        ),
     )
 }
 

@@ -111,7 +111,8 @@ pub(super) static KNOBS: &[Knob] = &[
         "8 8 64 for tree, 8 times the ranks, 8 and 64 for ring",
         ALWAYS,
         COMMUNICATOR,
-        "Sets how many bytes a thread must have before NCCL uses another channel, so that lower numbers spread small messages over more channels.",
+        "Sets how many bytes a thread must have before NCCL uses another channel: lower numbers spread small \
+         messages over more channels.",
     ),
     knob(
         "NCCL_NTHREADS",

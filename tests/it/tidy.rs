@@ -33,6 +33,7 @@ const OUTSIDE_WORLD_ROOMS: &[Room] = &[
     ("src/process/", "starts children"),
     ("src/process.rs", "starts children"),
     ("tuner-plugin/", "lives in somebody else's process: it reads that environment and its own files"),
+    ("examples/", "stand-alone programs that start others and compare them"),
     ("tests/it/main.rs", "tests ask git, and start the program as a user would"),
     ("tests/fake-gpu/", "is told by the environment how to behave"),
 ];

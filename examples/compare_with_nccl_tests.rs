@@ -1,0 +1,203 @@
+//! Times the same all-reduces with nccltune and with NVIDIA's nccl-tests, run after run in turn, and
+//! compares the means.
+//!
+//! nccl-tests is not part of this project: build its MPI variant and name the binary.
+//!
+//!     cargo run --release --example compare_with_nccl_tests -- \
+//!         --all-reduce-perf PATH --nccl-lib PATH --pin NCCL_P2P_DISABLE=1
+//!
+//! Every run of either side is a fresh launch with one process per GPU. The exit status is 1 when the
+//! bias over sizes exceeds 2 % or the median absolute difference 3 %.
+#![expect(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a stand-alone program that starts two others and prints a table"
+)]
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use clap::Parser;
+use nccltune::journal;
+use nccltune::record::Event;
+use nccltune::stats;
+
+/// Largest bias over sizes, and largest median of absolute differences.
+const BOUNDS: (f64, f64) = (0.02, 0.03);
+/// The sizes: powers of two from 4 KiB to 4 MiB.
+const SIZES: std::ops::RangeInclusive<u32> = 12..=22;
+
+#[derive(Parser)]
+struct Arguments {
+    /// The all_reduce_perf binary of nccl-tests, built with MPI=1.
+    #[arg(long)]
+    all_reduce_perf: PathBuf,
+    /// The libnccl that both sides load; a folder of links makes it the loader's first choice.
+    #[arg(long)]
+    nccl_lib: PathBuf,
+    /// The nccltune binary.
+    #[arg(long, default_value = "target/release/nccltune")]
+    nccltune: PathBuf,
+    /// Ranks.
+    #[arg(long, default_value_t = 2)]
+    ranks: u32,
+    /// Runs of each side.
+    #[arg(long, default_value_t = 5)]
+    runs: u32,
+    /// Variables for both sides.
+    #[arg(long = "pin")]
+    pins: Vec<String>,
+    /// Operations in nccl-tests' graph, and replays of it.
+    #[arg(long, default_value_t = 64)]
+    operations: u32,
+    /// Replays of nccl-tests' graph.
+    #[arg(long, default_value_t = 20)]
+    replays: u32,
+    /// Where nccltune's runs and nccl-tests' output are kept.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
+fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let arguments = Arguments::parse();
+    let scratch = tempfile::tempdir()?;
+    let folder = arguments.keep.clone().unwrap_or_else(|| scratch.path().to_owned());
+    fs_err::create_dir_all(&folder)?;
+    let links = scratch.path().join("lib");
+    fs_err::create_dir(&links)?;
+    for name in ["libnccl.so", "libnccl.so.2"] {
+        std::os::unix::fs::symlink(fs_err::canonicalize(&arguments.nccl_lib)?, links.join(name))?;
+    }
+    let mut ours: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+    let mut theirs: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+    for run in 0..arguments.runs {
+        // In turn, and the other way round every second time, so that drift favours nobody.
+        for side in if run % 2 == 0 { [true, false] } else { [false, true] } {
+            if side {
+                merge(&mut ours, run_nccltune(&arguments, &folder.join(format!("nccltune-{run}")))?);
+            } else {
+                merge(&mut theirs, run_nccl_tests(&arguments, &links, &folder.join(format!("nccl-tests-{run}.txt")))?);
+            }
+        }
+    }
+    Ok(report(&ours, &theirs, arguments.runs))
+}
+
+fn merge(all: &mut BTreeMap<u64, Vec<f64>>, one: BTreeMap<u64, f64>) {
+    for (bytes, us) in one {
+        all.entry(bytes).or_default().push(us);
+    }
+}
+
+/// Mean over replays of the slowest rank, per size.
+fn run_nccltune(arguments: &Arguments, out: &Path) -> Result<BTreeMap<u64, f64>, Box<dyn Error>> {
+    let sizes: Vec<String> = SIZES.map(|power| (1_u64 << power).to_string()).collect();
+    let mut command = Command::new(&arguments.nccltune);
+    command
+        .args([
+            "tune",
+            "--backend",
+            "nccl",
+            "--space",
+            "baseline",
+            "--engine",
+            "none",
+            "--search-blocks",
+            "1",
+            "--quiet",
+        ])
+        .args(["--tp", &arguments.ranks.to_string(), "--sizes", &sizes.join(",")])
+        .arg("--nccl-lib")
+        .arg(&arguments.nccl_lib)
+        .arg("--out")
+        .arg(out);
+    for pin in &arguments.pins {
+        command.args(["--pin", pin]);
+    }
+    let output = command.output()?;
+    if !output.status.success() {
+        return Err(format!("nccltune failed: {}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    let mut means = BTreeMap::new();
+    for line in journal::read(out)? {
+        if let Event::CellMeasured(cell) = line.event {
+            means.insert(cell.point.bytes, stats::mean(&cell.replays_us).ok_or("an empty cell")?);
+        }
+    }
+    Ok(means)
+}
+
+/// The in-place column, per size.
+fn run_nccl_tests(arguments: &Arguments, links: &Path, keep: &Path) -> Result<BTreeMap<u64, f64>, Box<dyn Error>> {
+    let library_path = match std::env::var("LD_LIBRARY_PATH") {
+        Ok(path) => format!("{}:{path}", links.display()),
+        Err(_) => links.display().to_string(),
+    };
+    let mut command = Command::new("mpirun");
+    command
+        .args(["--allow-run-as-root", "--bind-to", "none", "-np", &arguments.ranks.to_string()])
+        .arg(&arguments.all_reduce_perf)
+        .args(["-b", "4096", "-e", "4194304", "-f", "2", "-d", "bfloat16", "-w", "20"])
+        .args(["-n", &arguments.operations.to_string(), "-G", &arguments.replays.to_string()])
+        .env("LD_LIBRARY_PATH", library_path);
+    for pin in &arguments.pins {
+        let (name, value) = pin.split_once('=').ok_or("--pin NAME=VALUE")?;
+        command.env(name, value);
+    }
+    let output = command.output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    fs_err::write(keep, &text)?;
+    if !output.status.success() {
+        return Err(format!("nccl-tests failed: {text}{}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    let mut times = BTreeMap::new();
+    for line in text.lines() {
+        // size count type redop root | time algbw busbw #wrong | time algbw busbw #wrong
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        if let [size, _, "bfloat16", "sum", _, _, _, _, _, in_place, _, _, wrong] = columns[..] {
+            if wrong != "0" {
+                return Err(format!("nccl-tests found wrong results: {line}").into());
+            }
+            times.insert(size.parse()?, in_place.parse()?);
+        }
+    }
+    Ok(times)
+}
+
+fn report(ours: &BTreeMap<u64, Vec<f64>>, theirs: &BTreeMap<u64, Vec<f64>>, runs: u32) -> ExitCode {
+    println!("means over {runs} interleaved runs, microseconds per all-reduce");
+    println!("{:>10} {:>10} {:>10} {:>8}   spread over runs", "bytes", "nccltune", "nccl-tests", "ratio");
+    let mut differences = Vec::new();
+    for (bytes, mine) in ours {
+        let Some(other) = theirs.get(bytes) else { continue };
+        let (Some(mine_mean), Some(other_mean)) = (stats::mean(mine), stats::mean(other)) else { continue };
+        let ratio = mine_mean / other_mean;
+        let spread = |values: &[f64], mean: f64| {
+            stats::standard_deviation(values).map_or(f64::NAN, |deviation| deviation / mean * 100.0)
+        };
+        println!(
+            "{bytes:>10} {mine_mean:>10.2} {other_mean:>10.2} {ratio:>8.4}   {:.1} % and {:.1} %",
+            spread(mine, mine_mean),
+            spread(other, other_mean)
+        );
+        differences.push(ratio - 1.0);
+    }
+    let absolute: Vec<f64> = differences.iter().map(|difference| difference.abs()).collect();
+    let (Some(bias), Some(median)) = (stats::mean(&differences), stats::median(&absolute)) else {
+        println!("nothing to compare");
+        return ExitCode::FAILURE;
+    };
+    println!(
+        "bias over {} sizes {:+.2} %, median absolute difference {:.2} %",
+        differences.len(),
+        bias * 100.0,
+        median * 100.0
+    );
+    if differences.len() == SIZES.count() && bias.abs() <= BOUNDS.0 && median <= BOUNDS.1 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
