@@ -11,12 +11,13 @@ use std::collections::BTreeMap;
 
 use crate::evidence::{Evidence, Objective};
 use crate::record::{
-    Answer, AnswerKind, Arm, ArmId, BatchObjective, Choice, Effective, FORMAT, Manifest, Memory,
+    Answer, AnswerKind, Arm, ArmId, BatchObjective, Choice, Contribution, Effective, FORMAT, Manifest, Memory,
     Objective as ObjectiveRecord, Origin, Phase, Point, PointKey, PointVerdict, SearchSummary, Statistics, Thresholds,
     VerdictKind, Veto,
 };
 use crate::search::{SearchContext, point_log_ratios, shown_regressions};
 use crate::stats::{self, RatioEstimate};
+use crate::units::group_thousands;
 
 /// Confidence of every interval of the verdict.
 const CONFIDENCE: f64 = 0.95;
@@ -117,6 +118,7 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         required_environment: pins(false),
         winner: winner.map(|winner| winner.arm.name.clone()),
         answers,
+        contributions: winner.map(|winner| contributions(context, evidence, winner.arm)).unwrap_or_default(),
         objective: objective_record(context, evidence, winner, best),
         points,
         guard,
@@ -147,6 +149,34 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
     }
 }
 
+/// What each variable adds: the winner against the arm that lacks it alone, both from the search,
+/// where the whole grid was measured side by side.
+fn contributions(context: &SearchContext, evidence: &Evidence, winner: &Arm) -> Vec<Contribution> {
+    let ratio = |arm: &Arm| {
+        if arm.id == context.default {
+            return Some(1.0);
+        }
+        let logs = evidence.objective_log_ratios(Phase::Search, &arm.id, &context.default, &context.objective);
+        stats::mean(&logs).map(f64::exp)
+    };
+    let Some(ratio_with) = ratio(winner) else { return Vec::new() };
+    winner
+        .env
+        .keys()
+        .filter_map(|variable| {
+            let mut without = winner.env.clone();
+            without.remove(variable);
+            let arm = context.arms.iter().find(|arm| arm.env == without && arm.files == winner.files)?;
+            Some(Contribution { variable: variable.clone(), ratio_with, ratio_without: ratio(arm)? })
+        })
+        .collect()
+}
+
+/// A message as a person would say it.
+fn describe(point: PointKey) -> String {
+    format!("{} of {} bytes", point.collective, group_thousands(point.bytes))
+}
+
 fn candidate<'a>(context: &SearchContext, evidence: &Evidence, arm: &'a Arm) -> Option<Candidate<'a>> {
     let limit = 1.0 + context.settings.max_regression;
     let ratios = evidence.objective_log_ratios(Phase::Final, &arm.id, &context.default, &context.objective);
@@ -161,7 +191,7 @@ fn candidate<'a>(context: &SearchContext, evidence: &Evidence, arm: &'a Arm) -> 
         format!(
             "{} at {} of the default's time, {:.1} % more than the {:.1} % allowed regression permits \
              (95 % interval {:.3} to {:.3}, {} paired launches)",
-            point,
+            describe(*point),
             format_args!("{:.3}", estimate.ratio),
             (estimate.ratio / limit - 1.0) * 100.0,
             context.settings.max_regression * 100.0,
@@ -300,8 +330,9 @@ fn vetoes(
         vetoes.push(veto(
             arm,
             format!(
-                "in the search {point} took {ratio:.2} times as long as with the default (lower bound {low:.2}; \
+                "in the search {} took {ratio:.2} times as long as with the default (lower bound {low:.2}; \
                  allowed {:.2}), with {change:+.1} % on the objective",
+                describe(point),
                 1.0 + manifest.settings.max_regression
             ),
         ));
@@ -399,7 +430,9 @@ fn unmeasured(manifest: &Manifest) -> Vec<String> {
         .iter()
         .chain(&manifest.workload.guard)
         .filter(|point| !point.measured)
-        .map(|point| format!("{} {} of {} bytes ({})", point.collective, point.dtype, point.bytes, point.origin))
+        .map(|point| {
+            format!("{} {} of {} bytes ({})", point.collective, point.dtype, group_thousands(point.bytes), point.origin)
+        })
         .collect();
     list.dedup();
     list
@@ -479,8 +512,9 @@ fn notes(
             && drift.beyond_noise
         {
             notes.push(format!(
-                "the default drifted at {point}: its last third took {:.3} of the first third's time; \
+                "the default drifted at {}: its last third took {:.3} of the first third's time; \
                  pairs are side by side, so the verdict is not touched by it",
+                describe(*point),
                 drift.ratio
             ));
         }

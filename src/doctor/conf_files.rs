@@ -3,7 +3,8 @@
 //! They are read by NCCL's rules (src/misc/param.cc, 2.19 to 2.30), not by those of env files: `#`
 //! is a comment in column 0 only (2.22 sets a variable named `#...` even there, which nothing reads),
 //! nothing is trimmed or unquoted, and what stands before the first `=` is the name, whatever it is.
-//! NCCL puts each variable into the environment unless it is there, so the environment wins over the user's file, that over /etc/nccl.conf, and in a file the first
+//! NCCL puts each variable into the environment unless it is there, so the environment wins over the
+//! user's file, that over /etc/nccl.conf, and in a file the first
 //! line wins. A variable that a server finds "unset" may come from here.
 
 use std::collections::BTreeMap;

@@ -8,6 +8,7 @@ mod header;
 use crate::env_syntax::{self, Dialect, EnvLine, EnvWriteError};
 use crate::error_kind::{Classified, ErrorKind};
 use crate::record::{AnswerKind, Choice, Manifest, Origin, VerdictKind};
+use crate::units::format_change;
 use crate::wording;
 
 pub use header::{Header, read_header};
@@ -147,7 +148,7 @@ pub fn render(
     let alone = variables.iter().filter(|variable| !variable.pinned).count() == 1 && companions(choice).is_empty();
     for variable in variables {
         lines.push(comment(""));
-        lines.push(comment(&explanation(&variable, alone, effect_of)));
+        lines.push(comment(&explanation(choice, &variable, alone, effect_of)));
         lines.push(EnvLine::Variable { name: variable.name, value: variable.value });
     }
     Ok(env_syntax::write(form.dialect(), &lines)?)
@@ -205,11 +206,17 @@ fn misread_as_number(value: &str) -> bool {
     rest.is_empty() && octal || suffix || hexadecimal || exponent
 }
 
-fn explanation(variable: &Variable, alone: bool, effect_of: EffectOf<'_>) -> String {
-    let share = match (variable.pinned, alone) {
-        (true, _) => "pinned by the user",
-        (false, true) => "the only variable the winner sets, so the gain above is its own",
-        (false, false) => "part of the winning combination, not measured alone",
+fn explanation(choice: &Choice, variable: &Variable, alone: bool, effect_of: EffectOf<'_>) -> String {
+    let known = choice.contributions.iter().find(|contribution| contribution.variable == variable.name);
+    let share = match (variable.pinned, alone, known) {
+        (true, ..) => "pinned by the user".to_owned(),
+        (false, true, _) => "the only variable the winner sets, so the gain above is its own".to_owned(),
+        (false, false, Some(known)) => format!(
+            "in the search {} against the default with it, {} with the other variables alone",
+            format_change(known.ratio_with),
+            format_change(known.ratio_without)
+        ),
+        (false, false, None) => "part of the winning combination, not measured alone".to_owned(),
     };
     match effect_of(&variable.name) {
         Some(effect) => format!("{} ({share})", effect.trim_end().trim_end_matches('.')),

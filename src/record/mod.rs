@@ -19,8 +19,8 @@ pub use check::{Check, CheckReport, CheckVerdict};
 pub use manifest::{BackendKind, FingerprintParts, Labels, Manifest, Origin, Pin, Settings};
 pub use space::{Axis, NamedArm, Rule, RuleCondition, Space};
 pub use verdict::{
-    Answer, AnswerKind, BatchObjective, Choice, Memory, Objective, PointVerdict, SearchSummary, Statistics, Thresholds,
-    VerdictKind, Veto,
+    Answer, AnswerKind, BatchObjective, Choice, Contribution, Memory, Objective, PointVerdict, SearchSummary,
+    Statistics, Thresholds, VerdictKind, Veto,
 };
 pub use workload::{Point, PointKey, PointPhase, Workload};
 

@@ -144,6 +144,18 @@ pub struct Veto {
     pub reason: String,
 }
 
+/// What one variable of the winner adds, told by the search: the winner and the arm that lacks only
+/// this variable, side by side.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Contribution {
+    /// The variable.
+    pub variable: String,
+    /// Objective over default with it, in the search.
+    pub ratio_with: f64,
+    /// Objective over default without it, in the search.
+    pub ratio_without: f64,
+}
+
 /// The thresholds that were applied.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Thresholds {
@@ -215,6 +227,9 @@ pub struct Choice {
     pub winner: Option<String>,
     /// Deployable answers.
     pub answers: Vec<Answer>,
+    /// What each variable of the winner adds; those the search can tell.
+    #[serde(default)]
+    pub contributions: Vec<Contribution>,
     /// The objective.
     pub objective: Objective,
     /// Each point.

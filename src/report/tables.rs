@@ -77,7 +77,7 @@ fn points(points: &[Point]) -> Table {
             size,
             point.ranks.to_string(),
             point.calls_per_pass.to_string(),
-            point.weight.to_string(),
+            format!("{:.3}", point.weight),
             if point.measured { "yes" } else { "no" }.to_owned(),
             point.origin.clone(),
         ]);

@@ -8,7 +8,7 @@ use super::comma_separated::verdict_csv;
 use super::document::{Document, Table};
 use super::tables::message;
 use super::{Format, ReportError, ran, to_json};
-use crate::record::{BackendKind, Choice, Manifest, Origin, PointVerdict, VerdictKind};
+use crate::record::{BackendKind, Choice, Effective, Manifest, Origin, PointVerdict, VerdictKind};
 use crate::units::{format_change, format_seconds, format_us, group_thousands};
 use crate::wording::{self, percent};
 
@@ -87,7 +87,10 @@ fn headline(document: &mut Document, choice: &Choice) {
     {
         document.paragraph(format!("{gain}."));
     }
-    document.paragraph(&choice.reason);
+    // The gain above is the reason of an adoption.
+    if choice.verdict != VerdictKind::Adopt {
+        document.paragraph(&choice.reason);
+    }
     if let Some(best) = wording::best_finalist(choice) {
         document.paragraph(format!("{}.", capitalized(&best)));
     }
@@ -200,7 +203,9 @@ fn ran_table(choice: &Choice, other: &str) -> Table {
     let mut told = BTreeSet::new();
     for point in choice.points.iter().chain(&choice.guard) {
         let sides = [&point.effective_default, &point.effective].map(Option::as_ref);
-        if sides == [None, None] || !told.insert((point.collective, point.dtype, point.bytes)) {
+        if sides.iter().flatten().all(|side| **side == Effective::default())
+            || !told.insert((point.collective, point.dtype, point.bytes))
+        {
             continue;
         }
         let [default, tuned] = sides.map(|side| side.map_or_else(dash, ran));
@@ -271,7 +276,7 @@ fn batches(document: &mut Document, choice: &Choice) {
     for batch in &objective.batches {
         let ratio = batch.winner_us.zip(batch.baseline_us).map(|(winner, baseline)| winner / baseline);
         let figures = [batch.baseline_us, batch.winner_us];
-        row(batch.batch.to_string(), batch.weight.to_string(), figures, change(ratio, None));
+        row(batch.batch.to_string(), format!("{:.3}", batch.weight), figures, change(ratio, None));
     }
     if objective.batches.len() > 1 {
         let figures = [objective.baseline, objective.winner];

@@ -187,8 +187,8 @@ fn hopeless(context: &SearchContext, evidence: &Evidence, arm: &ArmId) -> Option
         let estimate = stats::log_ratio_estimate(&logs, DROP_CONFIDENCE)?;
         (estimate.low > 1.0 + settings.max_regression).then(|| {
             format!(
-                "{point} takes {:.3} of the default's time (99 % interval {:.3} to {:.3})",
-                estimate.ratio, estimate.low, estimate.high
+                "{} of {} bytes takes {:.3} of the default's time (99 % interval {:.3} to {:.3})",
+                point.collective, point.bytes, estimate.ratio, estimate.low, estimate.high
             )
         })
     })

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use crate::collective::{Collective, DataType};
 use crate::machine::{Gpu, LibrarySource, Machine, NcclLibrary};
 use crate::record::{
-    Answer, AnswerKind, ArmId, BackendKind, BatchObjective, Check, CheckReport, CheckVerdict, Choice, Effective,
-    FORMAT, FingerprintParts, Labels, Manifest, Memory, Objective, Origin, Pin, Point, PointPhase, PointVerdict,
-    SearchSummary, Settings, Space, Statistics, Thresholds, VerdictKind, Veto, Workload,
+    Answer, AnswerKind, ArmId, BackendKind, BatchObjective, Check, CheckReport, CheckVerdict, Choice, Contribution,
+    Effective, FORMAT, FingerprintParts, Labels, Manifest, Memory, Objective, Origin, Pin, Point, PointPhase,
+    PointVerdict, SearchSummary, Settings, Space, Statistics, Thresholds, VerdictKind, Veto, Workload,
 };
 
 pub(crate) fn map(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -194,6 +194,11 @@ pub(crate) fn adopt() -> Choice {
             env,
             table: None,
             server_args: Vec::new(),
+        }],
+        contributions: vec![Contribution {
+            variable: "NCCL_MIN_NCHANNELS".to_owned(),
+            ratio_with: 0.858,
+            ratio_without: 0.931,
         }],
         objective: Objective {
             unit: "us_per_pass".to_owned(),
