@@ -361,3 +361,236 @@ impl Campaign<'_> {
         Some(self.plan_launch(launch, plan.block, plan.phase, plan.environment.clone(), &members))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Sink;
+    use crate::collective::{Collective, DataType};
+    use crate::evidence::Objective;
+    use crate::record::{CellMeasurement, Effective, Outcome, OutcomeKind, Point, PointPhase, Settings, Workload};
+    use crate::search::Exhaustive;
+
+    /// A backend that follows a script: factors per arm, and how some arms fail.
+    struct Scripted {
+        factors: BTreeMap<String, f64>,
+        failures: BTreeMap<String, OutcomeKind>,
+        launches: Vec<Vec<String>>,
+    }
+
+    impl Backend for Scripted {
+        fn run(&mut self, plan: &LaunchPlan, sink: Sink<'_>) -> Result<(), BackendError> {
+            self.launches.push(plan.communicators.iter().map(|communicator| communicator.arm.name.clone()).collect());
+            let _ =
+                sink(Event::LaunchStarted { launch: plan.launch, block: plan.block, env: plan.environment.clone() });
+            let mut outcome = None;
+            for (index, communicator) in plan.communicators.iter().enumerate() {
+                let arm = &communicator.arm;
+                if let Some(kind) = self.failures.get(&arm.name) {
+                    let failed = Outcome { kind: *kind, detail: "as scripted".to_owned() };
+                    outcome = Some(failed.clone());
+                    let _ = sink(Event::CellFailed {
+                        arm: arm.id.clone(),
+                        point: None,
+                        block: plan.block,
+                        launch: plan.launch,
+                        outcome: failed,
+                        duration_s: 1.0,
+                    });
+                    // A worker that fails takes its launch with it.
+                    break;
+                }
+                for point in &communicator.points {
+                    let wobble = 1.0 + 0.001 * f64::from(plan.launch % 5);
+                    let us = 10.0 * wobble * self.factors.get(&arm.name).copied().unwrap_or(1.0);
+                    let _ = sink(Event::CellMeasured(CellMeasurement {
+                        arm: arm.id.clone(),
+                        point: *point,
+                        block: plan.block,
+                        launch: plan.launch,
+                        communicator: index as u32,
+                        position: index as u32,
+                        collectives_per_replay: 64,
+                        replays_us: vec![us, us * 1.001],
+                        effective: Effective::default(),
+                        flags: Vec::new(),
+                        duration_s: 0.1,
+                    }));
+                }
+            }
+            let _ = sink(Event::LaunchEnded {
+                launch: plan.launch,
+                duration_s: 1.0,
+                set_by_environment: Vec::new(),
+                outcome,
+            });
+            Ok(())
+        }
+
+        fn expected_s(&self, _plan: &LaunchPlan) -> f64 {
+            1.0
+        }
+    }
+
+    fn arm(name: &str, env: &[(&str, &str)]) -> Arm {
+        Arm {
+            id: ArmId(name.to_owned()),
+            name: name.to_owned(),
+            env: env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            files: BTreeMap::new(),
+            server_args: Vec::new(),
+        }
+    }
+
+    fn context(arms: Vec<Arm>) -> SearchContext {
+        let point = Point {
+            collective: Collective::AllReduce,
+            dtype: DataType::Bf16,
+            bytes: 57_344,
+            ranks: 2,
+            calls_per_pass: 123,
+            batch: 1,
+            weight: 1.0,
+            phase: PointPhase::Decode,
+            measured: true,
+            origin: String::new(),
+        };
+        let key = point.key();
+        let workload = Workload {
+            format: 1,
+            model: "m".to_owned(),
+            engine: "none".to_owned(),
+            tensor_parallel: 2,
+            verify_tokens: 1,
+            points: vec![point],
+            guard: Vec::new(),
+            assumptions: Vec::new(),
+        };
+        SearchContext {
+            arms,
+            default: ArmId("default".to_owned()),
+            objective: Objective::of(&workload).unwrap(),
+            points: vec![key],
+            settings: Settings {
+                min_gain: 0.02,
+                max_regression: 0.02,
+                strict: false,
+                strategy: "exhaustive".to_owned(),
+                search_blocks: 3,
+                finalists: 3,
+                final_launches: Some(6),
+                cell_time_ms: 1.0,
+            },
+            budget_s: None,
+        }
+    }
+
+    fn run(context: &SearchContext, backend: &mut Scripted) -> (Ending, Evidence) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(folder.path()).unwrap();
+        let opened = Event::RunOpened { format: 1, tool_version: String::new(), seed: 1, identity: String::new() };
+        journal.append(0.0, opened).unwrap();
+        let mut evidence = Evidence::default();
+        let ending = Campaign {
+            context,
+            seed: Seed(1),
+            nccl_version: NcclVersion::v2(28, 9),
+            interrupted: &|| false,
+            listener: &mut |_| {},
+        }
+        .run(&Exhaustive, backend, &mut journal, &mut Clock::virtual_time(), &mut evidence)
+        .unwrap();
+        let lines = crate::journal::read(folder.path()).unwrap();
+        assert_eq!(Evidence::of(&lines).measured_cells(), evidence.measured_cells(), "the journal holds it all");
+        (ending, evidence)
+    }
+
+    fn arms() -> Vec<Arm> {
+        vec![
+            arm("default", &[]),
+            arm("thresholds", &[("NCCL_THREAD_THRESHOLDS", "-1-1-1+2")]),
+            arm("ll", &[("NCCL_PROTO", "allreduce:LL")]),
+            arm("channels", &[("NCCL_MIN_NCHANNELS", "16")]),
+        ]
+    }
+
+    #[test]
+    fn arms_that_a_living_worker_can_change_share_a_launch_only_while_searching() {
+        let context = context(arms());
+        let factors = BTreeMap::from([("channels".to_owned(), 0.8)]);
+        let mut backend = Scripted { factors, failures: BTreeMap::new(), launches: Vec::new() };
+        let (ending, evidence) = run(&context, &mut backend);
+        assert_eq!(ending, Ending::Complete);
+        let mut first_block: Vec<Vec<String>> = backend.launches[..2].to_vec();
+        first_block.iter_mut().for_each(|launch| launch.sort());
+        first_block.sort();
+        assert_eq!(first_block, [vec!["channels"], vec!["default", "ll", "thresholds"]]);
+        assert_eq!(evidence.finalists().unwrap().0, [ArmId("channels".to_owned())]);
+        let finals = &backend.launches[6..];
+        assert_eq!(finals.len(), 12, "six paired launches");
+        assert!(finals.iter().all(|launch| launch.len() == 1), "one arm a launch: {finals:?}");
+    }
+
+    #[test]
+    fn a_crashing_arm_costs_its_own_measurement_and_nothing_else() {
+        let context = context(arms());
+        let failures = BTreeMap::from([("ll".to_owned(), OutcomeKind::Crashed)]);
+        let factors = BTreeMap::from([("thresholds".to_owned(), 0.9)]);
+        let mut backend = Scripted { factors, failures, launches: Vec::new() };
+        let (ending, evidence) = run(&context, &mut backend);
+        assert_eq!(ending, Ending::Complete);
+        let blocks = |name: &str| evidence.values(Phase::Search, &ArmId(name.to_owned()), context.points[0]).len();
+        assert_eq!((blocks("default"), blocks("thresholds"), blocks("channels")), (3, 3, 3));
+        assert_eq!(evidence.failures_of(&ArmId("ll".to_owned())).len(), 2, "tried again once, then left alone");
+        assert_eq!(evidence.finalists().unwrap().0, [ArmId("thresholds".to_owned())]);
+    }
+
+    #[test]
+    fn a_default_that_fails_ends_the_campaign() {
+        let context = context(arms());
+        let failures = BTreeMap::from([("default".to_owned(), OutcomeKind::Refused)]);
+        let mut backend = Scripted { factors: BTreeMap::new(), failures, launches: Vec::new() };
+        let (ending, evidence) = run(&context, &mut backend);
+        assert_eq!(ending, Ending::Complete);
+        assert!(evidence.finalists().is_none());
+        assert!(backend.launches.len() < 10, "{}", backend.launches.len());
+    }
+
+    #[test]
+    fn a_finalist_that_only_looked_good_is_dropped_and_the_others_go_on() {
+        struct Flattered(Scripted, u32);
+        impl Backend for Flattered {
+            fn run(&mut self, plan: &LaunchPlan, sink: Sink<'_>) -> Result<(), BackendError> {
+                if plan.phase == Phase::Final {
+                    self.0.factors.insert("channels".to_owned(), 1.1);
+                }
+                self.1 += 1;
+                self.0.run(plan, sink)
+            }
+
+            fn expected_s(&self, _plan: &LaunchPlan) -> f64 {
+                1.0
+            }
+        }
+        let mut context = context(arms());
+        context.settings.final_launches = Some(12);
+        let factors = BTreeMap::from([("channels".to_owned(), 0.8), ("ll".to_owned(), 0.85)]);
+        let mut backend = Flattered(Scripted { factors, failures: BTreeMap::new(), launches: Vec::new() }, 0);
+        let folder = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(folder.path()).unwrap();
+        let mut evidence = Evidence::default();
+        Campaign {
+            context: &context,
+            seed: Seed(1),
+            nccl_version: NcclVersion::v2(28, 9),
+            interrupted: &|| false,
+            listener: &mut |_| {},
+        }
+        .run(&Exhaustive, &mut backend, &mut journal, &mut Clock::virtual_time(), &mut evidence)
+        .unwrap();
+        assert_eq!(evidence.dropped().len(), 1);
+        assert_eq!(evidence.dropped()[0].0, ArmId("channels".to_owned()));
+        let finals = |name: &str| evidence.values(Phase::Final, &ArmId(name.to_owned()), context.points[0]).len();
+        assert_eq!((finals("channels"), finals("ll")), (6, 12));
+    }
+}

@@ -76,7 +76,7 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         .map(|best| simplest_tie(context, evidence, best, candidates.iter().filter(adoptable)));
     let best = winner
         .or_else(|| candidates.iter().min_by(|left, right| left.objective.ratio.total_cmp(&right.objective.ratio)));
-    let (verdict, reason) = verdict_of(manifest, evidence, &finalists, &candidates, winner);
+    let (verdict, reason) = verdict_of(manifest, evidence, &context.default, &finalists, &candidates, winner);
     let mut vetoed = vetoes(manifest, context, evidence, &candidates);
     vetoed.truncate(MOST_VETOES);
 
@@ -236,9 +236,17 @@ fn simplest_tie<'a, 'b>(
     tied.min_by_key(cost).unwrap_or(best)
 }
 
+/// Why the default was never measured, where that is so: then the machine is at fault, not an arm.
+fn default_failure(evidence: &Evidence, default: &ArmId) -> Option<String> {
+    let failure = evidence.failures_of(default).last().copied()?;
+    let measured = evidence.was_measured(default);
+    (!measured).then(|| format!("{}: {}", failure.kind.name(), failure.detail))
+}
+
 fn verdict_of(
     manifest: &Manifest,
     evidence: &Evidence,
+    default: &ArmId,
     finalists: &[ArmId],
     candidates: &[Candidate<'_>],
     winner: Option<&Candidate<'_>>,
@@ -263,6 +271,12 @@ fn verdict_of(
             ));
         }
         return (VerdictKind::Adopt, reason);
+    }
+    if let Some(failure) = default_failure(evidence, default) {
+        return (
+            VerdictKind::Undecided,
+            format!("the default itself could not be measured, so nothing can be compared with it: {failure}"),
+        );
     }
     let Some((_, _, choice_reason)) = evidence.finalists() else {
         return (VerdictKind::Undecided, "the search did not come to its end".to_owned());

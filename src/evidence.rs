@@ -171,6 +171,11 @@ impl Evidence {
             .collect()
     }
 
+    /// Whether an arm was measured anywhere.
+    pub fn was_measured(&self, arm: &ArmId) -> bool {
+        self.cells.keys().any(|(_, measured, _)| measured == arm)
+    }
+
     /// Failures of an arm.
     pub fn failures_of(&self, arm: &ArmId) -> Vec<&Failure> {
         self.failures.iter().filter(|failure| failure.arm == *arm).collect()
