@@ -7,6 +7,7 @@
 mod campaign;
 mod check;
 mod manifest;
+mod pass;
 mod space;
 mod verdict;
 mod workload;
@@ -17,6 +18,7 @@ pub use campaign::{
 };
 pub use check::{Check, CheckReport, CheckVerdict};
 pub use manifest::{BackendKind, FingerprintParts, Labels, Manifest, Origin, Pin, Settings};
+pub use pass::{DraftShape, FeedForward, LayerRun, PassCase, PassShape, PassStream};
 pub use space::{Axis, NamedArm, Rule, RuleCondition, Space};
 pub use verdict::{
     Answer, AnswerKind, BatchObjective, Choice, Contribution, Memory, Objective, PointVerdict, SearchSummary,
