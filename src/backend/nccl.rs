@@ -472,6 +472,7 @@ impl<'a> Launch<'a> {
             FailureKind::WrongResult => OutcomeKind::WrongResult,
             FailureKind::Unsupported => OutcomeKind::Unsupported,
             FailureKind::Cuda => OutcomeKind::Crashed,
+            FailureKind::CublasLt => OutcomeKind::Unsupported,
             FailureKind::Nccl if symptom(Symptom::OutOfMemory) || symptom(Symptom::SharedMemoryFailed) => {
                 OutcomeKind::OutOfMemory
             }

@@ -66,6 +66,16 @@ pub fn pci_bus_id(ordinal: u32) -> Result<String, CudaError> {
     Ok(String::from_utf8_lossy(&bytes).to_ascii_lowercase())
 }
 
+/// A second stream of a device.
+pub struct SideStream(Arc<CudaStream>);
+
+impl SideStream {
+    /// The stream as NCCL takes it.
+    pub fn handle(&self) -> StreamHandle {
+        StreamHandle(self.0.cu_stream())
+    }
+}
+
 /// Device memory, as an address that NCCL takes.
 #[derive(Debug, Clone, Copy)]
 pub struct DevicePointer(sys::CUdeviceptr);
@@ -74,6 +84,12 @@ impl DevicePointer {
     /// The address as a C pointer.
     pub const fn as_raw(self) -> *mut c_void {
         self.0 as *mut c_void
+    }
+
+    /// The address so many bytes on; the caller stays inside its buffer.
+    #[must_use]
+    pub const fn plus(self, bytes: usize) -> Self {
+        Self(self.0 + bytes as u64)
     }
 }
 
@@ -115,6 +131,26 @@ impl Device {
     /// The stream as NCCL takes it.
     pub fn stream(&self) -> StreamHandle {
         StreamHandle(self.stream.cu_stream())
+    }
+
+    /// Opens a second stream.
+    pub fn side_stream(&self) -> Result<SideStream, CudaError> {
+        self.context.new_stream().map(SideStream).map_err(cuda_error("could not open a stream"))
+    }
+
+    /// What follows on the side stream waits for what is on the main one by now.
+    pub fn fork(&self, side: &SideStream) -> Result<(), CudaError> {
+        side.0.join(&self.stream).map_err(cuda_error("could not fork a stream"))
+    }
+
+    /// What follows on the main stream waits for what is on the side stream by now.
+    pub fn join(&self, side: &SideStream) -> Result<(), CudaError> {
+        self.stream.join(&side.0).map_err(cuda_error("could not join a stream"))
+    }
+
+    /// Bytes of device memory that are free.
+    pub fn free_bytes(&self) -> Result<usize, CudaError> {
+        self.context.mem_get_info().map(|(free, _)| free).map_err(cuda_error("could not ask for free memory"))
     }
 
     /// Waits until everything on the stream is done.
@@ -171,6 +207,27 @@ impl Device {
     /// Enqueues a recording of the stopwatch's end.
     pub fn record_end(&self, stopwatch: &Stopwatch) -> Result<(), CudaError> {
         stopwatch.end.record(&self.stream).map_err(cuda_error("could not record an event"))
+    }
+
+    /// Fills a buffer by repeating its first `bytes`, which must have been written.
+    #[expect(unsafe_code, reason = "foreign call")]
+    pub fn repeat(&self, buffer: &DeviceBuffer, bytes: usize) -> Result<(), CudaError> {
+        let mut filled = bytes.min(buffer.bytes);
+        while filled > 0 && filled < buffer.bytes {
+            let length = filled.min(buffer.bytes - filled);
+            // SAFETY: both ranges are inside the living allocation and do not overlap.
+            unsafe {
+                result::memcpy_dtod_async(
+                    buffer.pointer + filled as u64,
+                    buffer.pointer,
+                    length,
+                    self.stream.cu_stream(),
+                )
+            }
+            .map_err(cuda_error("could not enqueue a copy"))?;
+            filled += length;
+        }
+        Ok(())
     }
 
     /// Enqueues a copy of the first `bytes` of one buffer over another.

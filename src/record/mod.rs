@@ -18,7 +18,7 @@ pub use campaign::{
 };
 pub use check::{Check, CheckReport, CheckVerdict};
 pub use manifest::{BackendKind, FingerprintParts, Labels, Manifest, Origin, Pin, Settings};
-pub use pass::{DraftShape, FeedForward, LayerRun, PassCase, PassShape, PassStream};
+pub use pass::{DraftShape, FeedForward, GpuState, LayerRun, PassCase, PassShape, PassStep, PassStream, PassVariant};
 pub use space::{Axis, NamedArm, Rule, RuleCondition, Space};
 pub use verdict::{
     Answer, AnswerKind, BatchObjective, Choice, Contribution, Memory, Objective, PointVerdict, SearchSummary,

@@ -105,6 +105,51 @@ pub enum PassStream {
     Side,
 }
 
+/// One step of a pass, as a worker carries it out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "step", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum PassStep {
+    /// y (rows x columns) = x (rows x inputs) times weights (columns x inputs), in bf16.
+    Product {
+        /// Rows: tokens, or tokens per distinct expert.
+        rows: u64,
+        /// Width of the inputs.
+        inputs: u64,
+        /// Width of the outputs: the block's weight bytes over two bytes and the inputs' width.
+        columns: u64,
+    },
+    /// An in-place all-reduce.
+    Reduce {
+        /// Elements.
+        elements: u64,
+    },
+}
+
+/// What a pass is timed as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PassVariant {
+    /// As the engine issues it.
+    Full,
+    /// Without its collectives: what no setting can change.
+    WithoutCollectives,
+    /// With products on another stream during each collective: what stolen multiprocessors cost.
+    Crowded,
+}
+
+/// What a GPU did while it was measured.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct GpuState {
+    /// Clock of the multiprocessors.
+    pub sm_clock_mhz: Option<u32>,
+    /// Power draw.
+    pub power_w: Option<f64>,
+    /// Temperature.
+    pub temperature_c: Option<u32>,
+    /// Why the clock was held down, sorted; idling and user settings are no such reasons.
+    pub throttle: Vec<String>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,9 @@
 
 mod connection;
 mod data_check;
+mod gpu_state;
 mod measure;
+mod pass;
 pub mod protocol;
 mod set_environment;
 
@@ -14,9 +16,12 @@ use std::path::{Path, PathBuf};
 
 use connection::Connection;
 use data_check::{MOST_RANKS, Pattern};
+use gpu_state::GpuWatch;
 use measure::{Buffers, Cell, StepError};
+use pass::{Pass, Stage};
 use protocol::{Answer, FailureKind, Order, PROTOCOL, from_hex, to_hex};
 
+use crate::bindings::cublaslt::CublasLt;
 use crate::bindings::cuda::{Device, driver_is_present, pci_bus_id};
 use crate::bindings::nccl::{Communicator, Nccl};
 
@@ -62,6 +67,7 @@ struct Setup {
     device: Device,
     nccl: Nccl,
     buffers: Buffers,
+    watch: GpuWatch,
 }
 
 fn serve(connection: &mut Connection) -> Result<(), Answer> {
@@ -129,9 +135,10 @@ fn open(connection: &mut Connection, hello: Order) -> Result<(Setup, LogReader),
         Ok((opened, buffers, pci_bus_id(device)?))
     };
     let (device, buffers, address) = open_device().map_err(|error| failed(&mut log)(error))?;
+    let watch = GpuWatch::new(&address);
     let device_name = device.name().map_err(|error| failed(&mut log)(error.into()))?;
     send(connection, &Answer::Ready { protocol: PROTOCOL, nccl_version, device_name, pci_bus_id: address })?;
-    Ok((Setup { rank, ranks, device, nccl, buffers }, log))
+    Ok((Setup { rank, ranks, device, nccl, buffers, watch }, log))
 }
 
 /// Serves one communicator until it is to be closed. The captured graph is dropped before this
@@ -143,8 +150,43 @@ fn serve_communicator(
     log: &mut LogReader,
 ) -> Result<(), Answer> {
     let mut prepared: Option<Cell> = None;
+    let mut stage: Option<Stage> = None;
+    let mut pass: Option<Pass> = None;
     loop {
         match next(connection)? {
+            Order::PreparePass { steps, stream, captured, cublaslt_path } => {
+                forget(&mut pass, stage.as_ref());
+                let mut prepare = || -> Result<(Pass, f64), StepError> {
+                    if stage.as_ref().is_none_or(|stage| !stage.fits(&steps)) {
+                        // Give the old buffers back before asking for larger ones.
+                        drop(stage.take());
+                        let cublaslt = load_cublaslt(&cublaslt_path)?;
+                        stage = Some(Stage::new(&setup.device, cublaslt, &steps)?);
+                    }
+                    let Some(stage) = &stage else {
+                        return Err(StepError { failure: FailureKind::Protocol, detail: "no stage".to_owned() });
+                    };
+                    Pass::prepare(&setup.device, communicator, stage, steps.clone(), stream, captured)
+                };
+                let (ready, replay_us) = prepare().map_err(|error| failed(log)(error))?;
+                pass = Some(ready);
+                let (arena_bytes, cublaslt_version) =
+                    stage.as_ref().map_or((0, 0), |stage| (stage.arena_bytes(), stage.cublaslt_version()));
+                let log = log.delta();
+                send(connection, &Answer::PassPrepared { replay_us, arena_bytes, cublaslt_version, log })?;
+            }
+            Order::ReplayPass { variant, replays } => {
+                let (Some(pass), Some(stage)) = (&pass, &stage) else {
+                    return Err(protocol_error("no pass is prepared"));
+                };
+                let mut state = None;
+                let replays_us = pass
+                    .replays(&setup.device, communicator, stage, variant, replays.clamp(1, 10_000), || {
+                        state = setup.watch.sample();
+                    })
+                    .map_err(|error| failed(log)(error))?;
+                send(connection, &Answer::PassReplayed { replays_us, state })?;
+            }
             Order::Prepare { point, collectives } => {
                 drop(prepared.take());
                 let (cell, replay_us) = Cell::prepare(&setup.device, communicator, &setup.buffers, point, collectives)
@@ -159,10 +201,25 @@ fn serve_communicator(
                     .map_err(|error| failed(log)(error))?;
                 send(connection, &Answer::Replayed { replays_us })?;
             }
-            Order::CloseCommunicator => return Ok(()),
+            Order::CloseCommunicator => {
+                forget(&mut pass, stage.as_ref());
+                return Ok(());
+            }
             other => return Err(protocol_error(format!("a communicator is open: {other:?}"))),
         }
     }
+}
+
+/// Drops a pass with its graphs and plans.
+fn forget(pass: &mut Option<Pass>, stage: Option<&Stage>) {
+    if let (Some(pass), Some(stage)) = (pass.take(), stage) {
+        pass.forget(stage);
+    }
+}
+
+fn load_cublaslt(path: &str) -> Result<CublasLt, StepError> {
+    let failed = |detail: String| StepError { failure: FailureKind::CublasLt, detail };
+    CublasLt::load(Path::new(path)).map_err(|error| failed(error.to_string()))?.map_err(StepError::from)
 }
 
 /// Reads what NCCL appended to its log file since the last time.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::PointKey;
+use crate::record::{GpuState, PassStep, PassStream, PassVariant, PointKey};
 
 /// Version of the protocol; it stands in the first frame and must match exactly, because parent and
 /// worker are the same executable.
@@ -61,6 +61,25 @@ pub enum Order {
         /// How many.
         replays: u32,
     },
+    /// Plan, run once, and capture a pass in its variants; nothing is captured where `captured` is
+    /// false.
+    PreparePass {
+        /// Its steps in order.
+        steps: Vec<PassStep>,
+        /// Where collectives are issued.
+        stream: PassStream,
+        /// In graphs, or call by call.
+        captured: bool,
+        /// libcublasLt, by path or by the loader's name.
+        cublaslt_path: String,
+    },
+    /// Timed runs of the prepared pass.
+    ReplayPass {
+        /// In which variant.
+        variant: PassVariant,
+        /// How many.
+        replays: u32,
+    },
     /// Drop the graph and leave the communicator.
     CloseCommunicator,
     /// End with status 0.
@@ -76,6 +95,8 @@ impl Order {
             Self::OpenCommunicator { .. } => "initialising the communicator",
             Self::Prepare { .. } => "running the first collective and capturing the graph",
             Self::Replay { .. } => "replaying the graph",
+            Self::PreparePass { .. } => "preparing a forward pass",
+            Self::ReplayPass { .. } => "timing a forward pass",
             Self::CloseCommunicator => "leaving the communicator",
             Self::Finish => "ending",
         }
@@ -119,6 +140,25 @@ pub enum Answer {
         /// Microseconds of each replay on this rank.
         replays_us: Vec<f64>,
     },
+    /// To `PreparePass`.
+    PassPrepared {
+        /// Microseconds of one run, from the warm-up.
+        replay_us: f64,
+        /// Bytes of weights that the products walk through; smaller than the model's where it does
+        /// not fit.
+        arena_bytes: u64,
+        /// cuBLASLt's version number.
+        cublaslt_version: u64,
+        /// NCCL's log since the last answer, bounded.
+        log: String,
+    },
+    /// To `ReplayPass`.
+    PassReplayed {
+        /// Microseconds of each run on this rank.
+        replays_us: Vec<f64>,
+        /// What the GPU did meanwhile.
+        state: Option<GpuState>,
+    },
     /// To `CloseCommunicator`.
     Closed,
     /// To `Finish`.
@@ -151,6 +191,8 @@ pub enum FailureKind {
     WrongResult,
     /// This version cannot do it.
     Unsupported,
+    /// cuBLASLt is missing or returned an error.
+    CublasLt,
 }
 
 /// Bytes as lower-case hexadecimal.
