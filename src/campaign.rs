@@ -7,7 +7,7 @@ use itertools::Itertools;
 use rand::RngExt;
 use rand::seq::SliceRandom;
 
-use crate::backend::{Backend, BackendError, CommunicatorPlan, LaunchPlan};
+use crate::backend::{Backend, BackendError, CommunicatorPlan, LaunchPlan, PassPlan};
 use crate::clock::Clock;
 use crate::error_kind::{Classified, ErrorKind};
 use crate::evidence::Evidence;
@@ -17,9 +17,13 @@ use crate::machine::NcclVersion;
 use crate::record::{Arm, ArmId, BlockLaunch, Event, JournalLine, Phase, PointKey};
 use crate::search::{SearchContext, Strategy, Want};
 use crate::seed::Seed;
+use crate::workload::pass_steps;
 
 /// Launches that one block may need beyond the planned ones, where failures tear launches apart.
 const EXTRA_LAUNCHES: usize = 64;
+
+/// Blocks that may be voided; a machine whose clocks never agree is judged as it is, which is noted.
+const MOST_VOIDED: usize = 4;
 
 /// Why a campaign stopped before its end.
 #[derive(Debug, thiserror::Error)]
@@ -129,6 +133,9 @@ impl Campaign<'_> {
                 Want::Finalists { arms, launches, reason } => {
                     self.journal(journal, clock, evidence, Event::FinalistsChosen { arms, launches, reason })?;
                 }
+                Want::Trial { arms, reason } => {
+                    self.journal(journal, clock, evidence, Event::TrialChosen { arms, reason })?;
+                }
                 Want::Drop { arm, reason, detail } => {
                     self.journal(journal, clock, evidence, Event::FinalistDropped { arm, reason, detail })?;
                 }
@@ -151,7 +158,7 @@ impl Campaign<'_> {
         clock: &mut Clock,
         evidence: &mut Evidence,
     ) -> Result<(), CampaignError> {
-        if let Some((block, _, _)) = evidence.open_block(&self.context.points) {
+        if let Some((block, _, _)) = evidence.open_block(&self.context.points, self.context.passes()) {
             self.journal(journal, clock, evidence, Event::BlockEnded { block })?;
         }
         Ok(())
@@ -205,6 +212,12 @@ impl Campaign<'_> {
             return Ok(());
         }
         self.journal(journal, clock, evidence, Event::BlockEnded { block })?;
+        if phase == Phase::Trial
+            && evidence.voided().len() < MOST_VOIDED
+            && let Some(reason) = evidence.throttle_difference(block)
+        {
+            self.journal(journal, clock, evidence, Event::BlockVoided { block, reason })?;
+        }
         journal.sync()?;
         if evidence.measured_cells() + evidence.failures().len() as u32 == known {
             // The strategy would want the same block again, for ever.
@@ -226,6 +239,7 @@ impl Campaign<'_> {
         let ran = backend.run(plan, &mut |event| {
             match &event {
                 Event::CellMeasured(cell) => clock.advance_s(cell.duration_s),
+                Event::PassMeasured(pass) => clock.advance_s(pass.duration_s),
                 Event::CellFailed { duration_s, .. } => clock.advance_s(*duration_s),
                 Event::LaunchEnded { duration_s, .. } => {
                     let spent = clock.elapsed_s() - launch_start_s;
@@ -268,15 +282,24 @@ impl Campaign<'_> {
         for arm in arms.into_iter().sorted_by(|left, right| left.id.cmp(&right.id)) {
             let environment = match phase {
                 Phase::Search => self.launch_variables(arm),
-                Phase::Final => arm.env.clone(),
+                Phase::Final | Phase::Trial => arm.env.clone(),
             };
             match groups.iter_mut().find(|(known, _)| phase == Phase::Search && *known == environment) {
                 Some((_, members)) => members.push(arm),
                 None => groups.push((environment, vec![arm])),
             }
         }
-        let mut random = self.seed.derive("block-order", &block.to_string());
+        // Blocks of a trial are few, so chance alone would not balance their order: every second one
+        // is the mirror image of the one before.
+        let (order, mirrored) = match phase {
+            Phase::Search | Phase::Final => (block, false),
+            Phase::Trial => (block / 2, block % 2 == 1),
+        };
+        let mut random = self.seed.derive("block-order", &order.to_string());
         groups.shuffle(&mut random);
+        if mirrored {
+            groups.reverse();
+        }
         groups
             .into_iter()
             .map(|(environment, mut members)| {
@@ -312,7 +335,8 @@ impl Campaign<'_> {
                 CommunicatorPlan {
                     arm: (*arm).clone(),
                     variables: names.iter().map(|name| (name.clone(), own.get(name).cloned())).collect(),
-                    points: self.context.points.clone(),
+                    points: if phase == Phase::Trial { Vec::new() } else { self.context.points.clone() },
+                    passes: if phase == Phase::Trial { self.passes() } else { Vec::new() },
                 }
             })
             .collect();
@@ -325,6 +349,23 @@ impl Campaign<'_> {
             data_seed: self.seed.derive("data", &format!("block-{block}-launch-{launch}")).random(),
             environment,
         }
+    }
+
+    /// The passes of a trial, the one that reads the most weights first: what it needs is what is
+    /// allocated.
+    fn passes(&self) -> Vec<PassPlan> {
+        let Some(trial) = &self.context.trial else { return Vec::new() };
+        let mut passes: Vec<PassPlan> = trial
+            .cases
+            .iter()
+            .map(|case| PassPlan {
+                case: case.clone(),
+                steps: pass_steps(&trial.shape, case),
+                stream: if case.captured { trial.stream } else { trial.eager_stream },
+            })
+            .collect();
+        passes.sort_by_key(|pass| std::cmp::Reverse(pass.case.tokens));
+        passes
     }
 
     /// Variables of an arm that must be there at process start.
@@ -342,10 +383,13 @@ impl Campaign<'_> {
 
     /// What a broken launch left untried, as a launch of its own.
     fn remainder(&self, plan: &LaunchPlan, evidence: &Evidence, next_launch: &mut u32) -> Option<LaunchPlan> {
-        let (block, _, missing) = evidence.open_block(&self.context.points)?;
+        let (block, _, missing) = evidence.open_block(&self.context.points, self.context.passes())?;
         let untried = |communicator: &&CommunicatorPlan| {
+            let arm = &communicator.arm.id;
             let measured_some = communicator.points.iter().any(|point: &PointKey| {
-                evidence.values(plan.phase, &communicator.arm.id, *point).iter().any(|value| value.block == block)
+                evidence.values(plan.phase, arm, *point).iter().any(|value| value.block == block)
+            }) || communicator.passes.iter().any(|pass| {
+                evidence.passes(arm, pass.case.key()).iter().any(|value| value.block == block)
             });
             missing.contains(&communicator.arm.id) && !measured_some
         };
@@ -481,6 +525,7 @@ mod tests {
                 final_launches: Some(6),
                 cell_time_ms: 1.0,
             },
+            trial: None,
             budget_s: None,
         }
     }

@@ -308,6 +308,28 @@ pub fn choose_nccl(
     Ok(NcclLibrary { path, version, sha256, source })
 }
 
+/// libcublasLt for forward passes: beside the chosen NCCL in its Python environment, else in the
+/// Python environment on PATH, else by the name the loader knows. Nothing is loaded here.
+pub fn cublaslt_path(nccl: &NcclLibrary, candidates: &NcclCandidates, cuda_driver_version: Option<i32>) -> String {
+    let major = if cuda_driver_version.is_some_and(|version| version < 13_000) { 12 } else { 13 };
+    let from_nccl = Path::new(&nccl.path).parent().and_then(Path::parent).and_then(Path::parent).map(Path::to_owned);
+    let from_python = candidates
+        .python
+        .iter()
+        .filter_map(|path| path.parent().and_then(Path::parent).and_then(Path::parent).map(Path::to_owned));
+    for folder in from_nccl.into_iter().chain(from_python) {
+        for package in ["cu13", "cublas"] {
+            for major in [13, 12] {
+                let path = folder.join(package).join("lib").join(format!("libcublasLt.so.{major}"));
+                if path.is_file() {
+                    return path.to_string_lossy().into_owned();
+                }
+            }
+        }
+    }
+    format!("libcublasLt.so.{major}")
+}
+
 /// Whether these GPUs still answer, asked after something went wrong on them.
 pub fn gpus_answer(
     supervisor: &Supervisor,

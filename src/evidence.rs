@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use crate::record::{
-    Arm, ArmId, CellMeasurement, Effective, Event, Flag, JournalLine, OutcomeKind, Phase, Point, PointKey, SetLine,
-    Workload,
+    Arm, ArmId, CellMeasurement, Effective, Event, Flag, JournalLine, OutcomeKind, PassCase, PassKey, PassMeasurement,
+    Phase, Point, PointKey, SetLine, Workload,
 };
 use crate::stats;
 
@@ -32,6 +32,25 @@ pub struct LaunchValue {
     pub flags: Vec<Flag>,
 }
 
+/// One arm's pass in one launch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PassValue {
+    /// The block it belongs to.
+    pub block: u32,
+    /// The launch.
+    pub launch: u32,
+    /// Median over runs, milliseconds.
+    pub median_ms: f64,
+    /// Median over runs without collectives.
+    pub floor_ms: f64,
+    /// Median over runs with products beside each collective.
+    pub crowded_ms: Option<f64>,
+    /// Why clocks were held down on any GPU, sorted.
+    pub throttle: Vec<String>,
+    /// Bytes of weights the products walked through.
+    pub arena_bytes: u64,
+}
+
 /// A failure that was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
@@ -51,6 +70,9 @@ pub struct Evidence {
     phases: BTreeMap<u32, Phase>,
     cells: BTreeMap<(Phase, ArmId, PointKey), Vec<LaunchValue>>,
     failures: Vec<Failure>,
+    passes: BTreeMap<(ArmId, PassKey), Vec<PassValue>>,
+    voided: BTreeMap<u32, String>,
+    trial: Option<(Vec<ArmId>, String)>,
     planned: BTreeMap<u32, Vec<ArmId>>,
     ended_blocks: Vec<u32>,
     finalists: Option<(Vec<ArmId>, u32, String)>,
@@ -82,6 +104,11 @@ impl Evidence {
                 self.planned.insert(*block, arms);
             }
             Event::CellMeasured(cell) => self.tell_cell(cell),
+            Event::PassMeasured(pass) => self.tell_pass(pass),
+            Event::BlockVoided { block, reason } => {
+                self.voided.insert(*block, reason.clone());
+            }
+            Event::TrialChosen { arms, reason } => self.trial = Some((arms.clone(), reason.clone())),
             Event::CellFailed { arm, block, outcome, .. } => self.failures.push(Failure {
                 arm: arm.clone(),
                 block: *block,
@@ -126,6 +153,113 @@ impl Evidence {
             effective: cell.effective.clone(),
             flags: cell.flags.clone(),
         });
+    }
+
+    fn tell_pass(&mut self, pass: &PassMeasurement) {
+        let (Some(median_ms), Some(floor_ms)) =
+            (stats::median(&pass.runs_ms), stats::median(&pass.without_collectives_ms))
+        else {
+            return;
+        };
+        let mut throttle: Vec<String> = pass.states.iter().flat_map(|state| state.throttle.clone()).collect();
+        throttle.sort();
+        throttle.dedup();
+        self.measured_cells += 1;
+        self.passes.entry((pass.arm.clone(), pass.pass)).or_default().push(PassValue {
+            block: pass.block,
+            launch: pass.launch,
+            median_ms,
+            floor_ms,
+            crowded_ms: stats::median(&pass.crowded_ms),
+            throttle,
+            arena_bytes: pass.arena_bytes,
+        });
+    }
+
+    /// An arm's passes in blocks that count.
+    pub fn passes(&self, arm: &ArmId, pass: PassKey) -> Vec<&PassValue> {
+        self.passes
+            .get(&(arm.clone(), pass))
+            .into_iter()
+            .flatten()
+            .filter(|value| !self.voided.contains_key(&value.block))
+            .collect()
+    }
+
+    /// Log ratios of an arm's pass to the default's, one per block that counts.
+    pub fn pass_log_ratios(&self, arm: &ArmId, default: &ArmId, pass: PassKey) -> Vec<f64> {
+        let baseline = self.passes(default, pass);
+        self.passes(arm, pass)
+            .into_iter()
+            .filter_map(|value| {
+                let beside = baseline.iter().find(|other| other.block == value.block)?;
+                Some((value.median_ms / beside.median_ms).ln())
+            })
+            .collect()
+    }
+
+    /// The weighted mean over cases of the log ratio, one per block in which all were timed.
+    pub fn trial_log_ratios(&self, arm: &ArmId, default: &ArmId, cases: &[PassCase]) -> Vec<f64> {
+        let weighted: Vec<&PassCase> = cases.iter().filter(|case| case.weight > 0.0).collect();
+        let total: f64 = weighted.iter().map(|case| case.weight).sum();
+        let blocks = self.phases.iter().filter(|(_, phase)| **phase == Phase::Trial).map(|(block, _)| *block);
+        blocks
+            .filter_map(|block| {
+                let value = |arm: &ArmId, pass: PassKey| {
+                    self.passes(arm, pass).into_iter().find(|value| value.block == block).map(|value| value.median_ms)
+                };
+                weighted.iter().try_fold(0.0, |sum, case| {
+                    let ratio = value(arm, case.key())? / value(default, case.key())?;
+                    Some(sum + case.weight / total * ratio.ln())
+                })
+            })
+            .collect()
+    }
+
+    /// Blocks of the trial in which an arm and the default were timed in every case.
+    pub fn trial_blocks(&self, arm: &ArmId, default: &ArmId, cases: &[PassCase]) -> usize {
+        let both = |case: &PassCase| -> Vec<u32> {
+            let baseline: Vec<u32> = self.passes(default, case.key()).iter().map(|value| value.block).collect();
+            self.passes(arm, case.key())
+                .iter()
+                .map(|value| value.block)
+                .filter(|block| baseline.contains(block))
+                .collect()
+        };
+        let mut cases = cases.iter();
+        let Some(first) = cases.next() else { return 0 };
+        cases
+            .fold(both(first), |common, case| {
+                let here = both(case);
+                common.into_iter().filter(|block| here.contains(block)).collect()
+            })
+            .len()
+    }
+
+    /// Blocks that count for nothing, with the reason.
+    pub const fn voided(&self) -> &BTreeMap<u32, String> {
+        &self.voided
+    }
+
+    /// What held clocks down in a block, where it was not the same for all its launches.
+    pub fn throttle_difference(&self, block: u32) -> Option<String> {
+        let mut launches: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        for value in self.passes.values().flatten().filter(|value| value.block == block) {
+            let reasons = launches.entry(value.launch).or_default();
+            reasons.extend(value.throttle.clone());
+            reasons.sort();
+            reasons.dedup();
+        }
+        let mut states = launches.values();
+        let first = states.next()?;
+        let other = states.find(|state| *state != first)?;
+        let name = |state: &Vec<String>| if state.is_empty() { "nothing".to_owned() } else { state.join(", ") };
+        Some(format!("clocks were held down by {} in one launch and by {} in another", name(first), name(other)))
+    }
+
+    /// Arms of the trial and the reason, once chosen.
+    pub fn trial(&self) -> Option<(&[ArmId], &str)> {
+        self.trial.as_ref().map(|(arms, reason)| (arms.as_slice(), reason.as_str()))
     }
 
     /// Launch values of an arm at a point, in the order they were measured.
@@ -198,7 +332,7 @@ impl Evidence {
 
     /// A block that was begun and not ended: its number, phase, and the arms that have neither a
     /// complete measurement nor a failure in it.
-    pub fn open_block(&self, points: &[PointKey]) -> Option<(u32, Phase, Vec<ArmId>)> {
+    pub fn open_block(&self, points: &[PointKey], passes: &[PassCase]) -> Option<(u32, Phase, Vec<ArmId>)> {
         let (block, arms) = self.planned.iter().next_back()?;
         if self.ended_blocks.contains(block) {
             return None;
@@ -207,9 +341,12 @@ impl Evidence {
         let missing = arms
             .iter()
             .filter(|arm| {
-                let measured = points
-                    .iter()
-                    .all(|point| self.values(phase, arm, *point).iter().any(|value| value.block == *block));
+                let cell = |point: &PointKey| self.values(phase, arm, *point).iter().any(|value| value.block == *block);
+                let pass = |case: &PassCase| self.passes(arm, case.key()).iter().any(|value| value.block == *block);
+                let measured = match phase {
+                    Phase::Search | Phase::Final => points.iter().all(cell),
+                    Phase::Trial => passes.iter().all(pass),
+                };
                 let failed = self.failures.iter().any(|failure| failure.arm == **arm && failure.block == *block);
                 !measured && !failed
             })
@@ -428,7 +565,7 @@ mod tests {
             evidence.tell(&event);
         }
         assert_eq!(evidence.pairs(Phase::Final, &arm("a"), &arm("default"), key(1024)), [(0, 9.0, 10.0)]);
-        let (block, _, missing) = evidence.open_block(&[key(1024)]).unwrap();
+        let (block, _, missing) = evidence.open_block(&[key(1024)], &[]).unwrap();
         assert_eq!((block, missing), (1, vec![arm("a")]));
     }
 
@@ -459,7 +596,7 @@ mod tests {
         let ratios = evidence.objective_log_ratios(Phase::Final, &arm("a"), &arm("default"), &objective);
         assert_eq!(ratios.len(), 3);
         assert!((ratios[0].exp() - 0.8).abs() < 1e-12);
-        assert!(evidence.open_block(&[key(1024)]).is_none());
+        assert!(evidence.open_block(&[key(1024)], &[]).is_none());
         assert_eq!(evidence.ended_blocks(Phase::Final), [0, 1, 2]);
         assert_eq!(evidence.next_block(), 3);
     }

@@ -226,6 +226,13 @@ fn require_finite(line: &JournalLine) -> Result<(), JournalError> {
         {
             bad("a timing")
         }
+        Event::PassMeasured(pass) => {
+            let timings = pass.runs_ms.iter().chain(&pass.without_collectives_ms).chain(&pass.crowded_ms);
+            if pass.runs_ms.is_empty() || !timings.into_iter().all(|ms| ms.is_finite() && *ms > 0.0) {
+                return bad("a pass");
+            }
+            if pass.duration_s.is_finite() { Ok(()) } else { bad("a duration") }
+        }
         Event::CellFailed { duration_s, .. } | Event::LaunchEnded { duration_s, .. } if !duration_s.is_finite() => {
             bad("a duration")
         }

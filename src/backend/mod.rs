@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use crate::error_kind::{Classified, ErrorKind};
-use crate::record::{Arm, Event, Phase, PointKey};
+use crate::record::{Arm, Event, PassCase, PassStep, PassStream, Phase, PointKey};
 
 /// One launch: fresh processes, and what they measure in which order.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,12 +41,25 @@ pub struct CommunicatorPlan {
     pub variables: BTreeMap<String, Option<String>>,
     /// Points in order.
     pub points: Vec<PointKey>,
+    /// Forward passes in order, after the points.
+    pub passes: Vec<PassPlan>,
+}
+
+/// One forward pass to be timed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PassPlan {
+    /// Which.
+    pub case: PassCase,
+    /// Its steps.
+    pub steps: Vec<PassStep>,
+    /// Where its collectives are issued.
+    pub stream: PassStream,
 }
 
 impl LaunchPlan {
     /// Cells of the launch.
     pub fn cell_count(&self) -> usize {
-        self.communicators.iter().map(|communicator| communicator.points.len()).sum()
+        self.communicators.iter().map(|communicator| communicator.points.len() + communicator.passes.len()).sum()
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use itertools::Itertools;
 
 use super::simulated::round_us;
-use super::{Backend, BackendError, CommunicatorPlan, LaunchPlan, Sink, collectives_per_graph};
+use super::{Backend, BackendError, CommunicatorPlan, LaunchPlan, PassPlan, Sink, collectives_per_graph};
 use crate::clock::{Clock, Deadline};
 use crate::discovery::gpus_answer;
 use crate::knob::{self, Proof, Way};
@@ -16,7 +16,8 @@ use crate::machine::{Gpu, NcclLibrary, NcclVersion};
 use crate::nccl_log::{self, NcclLog, Symptom};
 use crate::probe::normal_address;
 use crate::process::{ChildEvent, ChildSpec, Group, Supervisor};
-use crate::record::{Arm, CellMeasurement, Effective, Event, Flag, Outcome, OutcomeKind, PointKey, SetLine};
+use crate::record::{
+    Arm, CellMeasurement, Effective, Event, Flag, GpuState, PassMeasurement, PassVariant, Outcome, OutcomeKind, PointKey, SetLine};
 use crate::worker::protocol::{Answer, FailureKind, Order, PROTOCOL, WORKER_ARGUMENT};
 
 /// How long each step may take before the launch is given up. A context on a cold machine with many
@@ -34,6 +35,11 @@ const SLICE: Duration = Duration::from_millis(200);
 const ECHO: Duration = Duration::from_millis(300);
 /// Timed replays of a cell: enough for a median, few enough for a guard point of a hundred megabytes.
 const REPLAYS: (f64, f64) = (8.0, 200.0);
+/// Planning, first run and capture of a pass of hundreds of products and collectives.
+const PASS_WAIT: Duration = Duration::from_secs(120);
+/// Milliseconds of timed passes per case, and how many at least and at most.
+const PASS_TIME_MS: f64 = 400.0;
+const PASS_RUNS: (f64, f64) = (5.0, 60.0);
 /// What NCCL is asked to log: enough to read back what ran, nothing per replay.
 const DEBUG_SUBSYSTEMS: &str = "INIT,ENV,TUNING";
 
@@ -48,6 +54,8 @@ pub struct NcclSetup {
     pub gpus: Vec<Gpu>,
     /// The library.
     pub nccl: NcclLibrary,
+    /// libcublasLt for forward passes, by path or by the loader's name.
+    pub cublaslt: String,
     /// Where captured logs of failed launches go.
     pub logs: PathBuf,
 }
@@ -110,7 +118,8 @@ impl Backend for NcclBackend {
             .flat_map(|communicator| &communicator.points)
             .map(|point| plan.cell_time_ms / 1000.0 + 0.03 + point.bytes as f64 / 4e8)
             .sum();
-        2.5 + 0.5 * plan.communicators.len() as f64 + cells
+        let passes: usize = plan.communicators.iter().map(|communicator| communicator.passes.len()).sum();
+        2.5 + 0.5 * plan.communicators.len() as f64 + cells + 2.0 * passes as f64
     }
 }
 
@@ -280,6 +289,12 @@ impl<'a> Launch<'a> {
             }
         }
         *point_now = None;
+        for pass in &communicator.passes {
+            let measured = self.measure_pass(&communicator.arm, pass, &mut own)?;
+            if sink(Event::PassMeasured(measured)).is_break() {
+                return Ok(false);
+            }
+        }
         self.step(|_| Order::CloseCommunicator, CLOSE_WAIT)?;
         Ok(true)
     }
@@ -321,6 +336,76 @@ impl<'a> Launch<'a> {
             }
         }
         Ok((collectives, slowest.into_iter().map(|us| round_us(us / f64::from(collectives))).collect()))
+    }
+
+    /// Times one forward pass in its variants.
+    fn measure_pass(&mut self, arm: &Arm, pass: &PassPlan, own: &mut NcclLog) -> Result<PassMeasurement, Broken> {
+        let clock = Clock::real();
+        let order = Order::PreparePass {
+            steps: pass.steps.clone(),
+            stream: pass.stream,
+            captured: pass.case.captured,
+            cublaslt_path: self.backend.setup.cublaslt.clone(),
+        };
+        let answers = self.step(|_| order.clone(), PASS_WAIT)?;
+        let (mut slowest_us, mut arena) = (0.0_f64, u64::MAX);
+        for (rank, answer) in answers.into_iter().enumerate() {
+            let Answer::PassPrepared { replay_us, arena_bytes, log, .. } = answer else {
+                return Err(unexpected(rank, &answer));
+            };
+            slowest_us = slowest_us.max(replay_us);
+            arena = arena.min(arena_bytes);
+            self.note_log(rank, &log, own);
+        }
+        if !(slowest_us.is_finite() && slowest_us > 0.0) {
+            return Err(broken(OutcomeKind::Refused, format!("a warm-up pass took {slowest_us} us"), false));
+        }
+        let (runs_ms, states) = self.time_pass(PassVariant::Full, slowest_us, PASS_TIME_MS)?;
+        let (without_collectives_ms, _) =
+            self.time_pass(PassVariant::WithoutCollectives, slowest_us, PASS_TIME_MS / 3.0)?;
+        let crowded_ms = if pass.case.captured {
+            self.time_pass(PassVariant::Crowded, slowest_us, PASS_TIME_MS / 3.0)?.0
+        } else {
+            Vec::new()
+        };
+        Ok(PassMeasurement {
+            arm: arm.id.clone(),
+            pass: pass.case.key(),
+            block: self.plan.block,
+            launch: self.plan.launch,
+            runs_ms,
+            without_collectives_ms,
+            crowded_ms,
+            arena_bytes: arena,
+            states,
+            duration_s: round_us(clock.elapsed_s()),
+        })
+    }
+
+    /// Runs of a variant for about so many milliseconds: slowest rank of each, and what the GPUs did.
+    fn time_pass(
+        &mut self,
+        variant: PassVariant,
+        slowest_us: f64,
+        time_ms: f64,
+    ) -> Result<(Vec<f64>, Vec<GpuState>), Broken> {
+        let replays = (time_ms * 1000.0 / slowest_us).clamp(PASS_RUNS.0, PASS_RUNS.1) as u32;
+        let wait = REPLAY_WAIT + Duration::from_micros((slowest_us * f64::from(replays) * 10.0) as u64);
+        let answers = self.step(|_| Order::ReplayPass { variant, replays }, wait)?;
+        let mut slowest = vec![0.0_f64; replays as usize];
+        let mut states = Vec::new();
+        for (rank, answer) in answers.into_iter().enumerate() {
+            let Answer::PassReplayed { replays_us, state } = answer else { return Err(unexpected(rank, &answer)) };
+            if replays_us.len() != slowest.len() || replays_us.iter().any(|us| !us.is_finite() || *us <= 0.0) {
+                return Err(broken(OutcomeKind::Refused, format!("rank {rank} sent impossible timings"), false));
+            }
+            for (slowest, us) in slowest.iter_mut().zip(replays_us) {
+                *slowest = slowest.max(us);
+            }
+            states.extend(state);
+        }
+        // Microseconds to the nanosecond, as milliseconds.
+        Ok((slowest.into_iter().map(|us| round_us(us).max(0.001) / 1000.0).collect(), states))
     }
 
     fn note_log(&mut self, rank: usize, text: &str, own: &mut NcclLog) {

@@ -9,8 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use itertools::Itertools;
 use rand::RngExt;
 
-use super::{Backend, BackendError, LaunchPlan, Sink};
-use crate::record::{ArmId, CellMeasurement, Event, JournalLine, Outcome, OutcomeKind, Phase, PointKey};
+use super::{Backend, BackendError, CommunicatorPlan, LaunchPlan, Sink};
+use crate::record::{
+    ArmId, CellMeasurement, Event, JournalLine, Outcome, OutcomeKind, PassKey, PassMeasurement, Phase, PointKey,
+};
 use crate::seed::Seed;
 
 /// The launches of one arm in one phase.
@@ -21,9 +23,17 @@ struct Recorded {
     handed_out: usize,
 }
 
+/// The passes of one arm, launch by launch.
+#[derive(Debug, Default)]
+struct RecordedPasses {
+    launches: Vec<(u32, BTreeMap<PassKey, PassMeasurement>)>,
+    handed_out: usize,
+}
+
 /// The replay backend.
 pub struct ReplayBackend {
     recorded: BTreeMap<(Phase, ArmId), Recorded>,
+    passes: BTreeMap<ArmId, RecordedPasses>,
     failures: BTreeMap<ArmId, Outcome>,
     seed: Seed,
     /// Launches are redrawn around the recorded medians with this spread, where a run holds too few.
@@ -38,6 +48,14 @@ impl ReplayBackend {
     pub fn new(lines: &[JournalLine], seed: Seed, assumed_noise: Option<f64>) -> Result<Self, BackendError> {
         let mut phases: BTreeMap<u32, Phase> = BTreeMap::new();
         let mut recorded: BTreeMap<(Phase, ArmId), Recorded> = BTreeMap::new();
+        let mut passes: BTreeMap<ArmId, RecordedPasses> = BTreeMap::new();
+        let voided: BTreeSet<u32> = lines
+            .iter()
+            .filter_map(|line| match &line.event {
+                Event::BlockVoided { block, .. } => Some(*block),
+                _ => None,
+            })
+            .collect();
         let mut failures = BTreeMap::new();
         for line in lines {
             match &line.event {
@@ -54,6 +72,16 @@ impl ReplayBackend {
                         _ => of_arm.push((cell.block, BTreeMap::from([(cell.point, cell.clone())]))),
                     }
                 }
+                // What did not count then does not count now.
+                Event::PassMeasured(pass) if !voided.contains(&pass.block) => {
+                    let of_arm = &mut passes.entry(pass.arm.clone()).or_default().launches;
+                    match of_arm.last_mut() {
+                        Some((block, passes)) if *block == pass.block => {
+                            passes.insert(pass.pass, pass.clone());
+                        }
+                        _ => of_arm.push((pass.block, BTreeMap::from([(pass.pass, pass.clone())]))),
+                    }
+                }
                 Event::CellFailed { arm, outcome, .. } => {
                     failures.insert(arm.clone(), outcome.clone());
                 }
@@ -65,6 +93,7 @@ impl ReplayBackend {
         }
         Ok(Self {
             recorded,
+            passes,
             failures,
             seed,
             assumed_noise,
@@ -81,7 +110,7 @@ impl ReplayBackend {
         let key = (phase, arm.clone());
         let other = match phase {
             Phase::Search => Phase::Final,
-            Phase::Final => Phase::Search,
+            Phase::Final | Phase::Trial => Phase::Search,
         };
         // A finalist of this replay may not have been one in the recorded run; its search launches
         // then stand in, which is said.
@@ -104,6 +133,50 @@ impl ReplayBackend {
     }
 }
 
+impl ReplayBackend {
+    /// The recorded passes of the next launch of an arm, in the order of the plan; the failure where
+    /// one was never timed.
+    fn replay_passes(
+        &mut self,
+        plan: &LaunchPlan,
+        communicator: &CommunicatorPlan,
+        duration_s: &mut f64,
+    ) -> Result<Vec<PassMeasurement>, Event> {
+        let arm = &communicator.arm.id;
+        let failed = |outcome: Outcome| Event::CellFailed {
+            arm: arm.clone(),
+            point: None,
+            block: plan.block,
+            launch: plan.launch,
+            outcome,
+            duration_s: 0.0,
+        };
+        let not_recorded = Outcome {
+            kind: OutcomeKind::NotRecorded,
+            detail: "the recorded run holds no forward pass of this arm".to_owned(),
+        };
+        let Some(recorded) = self.passes.get_mut(arm).filter(|recorded| !recorded.launches.is_empty()) else {
+            self.missing.insert(arm.clone());
+            return Err(failed(self.failures.get(arm).cloned().unwrap_or(not_recorded)));
+        };
+        let position = recorded.handed_out;
+        recorded.handed_out += 1;
+        if position >= recorded.launches.len() {
+            self.redrawn += 1;
+        }
+        let (_, passes) = &recorded.launches[position % recorded.launches.len()];
+        communicator
+            .passes
+            .iter()
+            .map(|wanted| {
+                let pass = passes.get(&wanted.case.key()).ok_or_else(|| failed(not_recorded.clone()))?;
+                *duration_s += pass.duration_s;
+                Ok(PassMeasurement { block: plan.block, launch: plan.launch, ..pass.clone() })
+            })
+            .collect()
+    }
+}
+
 impl Backend for ReplayBackend {
     fn run(&mut self, plan: &LaunchPlan, sink: Sink<'_>) -> Result<(), BackendError> {
         let started = Event::LaunchStarted { launch: plan.launch, block: plan.block, env: plan.environment.clone() };
@@ -113,6 +186,9 @@ impl Backend for ReplayBackend {
         let mut duration_s = 0.0;
         let mut position = 0;
         for (index, communicator) in plan.communicators.iter().enumerate() {
+            if communicator.points.is_empty() {
+                continue;
+            }
             let arm = &communicator.arm.id;
             let cells = self.next_launch(plan.phase, arm, plan.block);
             let missing =
@@ -162,6 +238,22 @@ impl Backend for ReplayBackend {
                 position += 1;
                 if sink(replayed).is_break() {
                     return Ok(());
+                }
+            }
+        }
+        for communicator in plan.communicators.iter().filter(|communicator| !communicator.passes.is_empty()) {
+            match self.replay_passes(plan, communicator, &mut duration_s) {
+                Ok(measured) => {
+                    for pass in measured {
+                        if sink(Event::PassMeasured(pass)).is_break() {
+                            return Ok(());
+                        }
+                    }
+                }
+                Err(failed) => {
+                    if sink(failed).is_break() {
+                        return Ok(());
+                    }
                 }
             }
         }

@@ -10,8 +10,9 @@ use rand::RngExt;
 use serde::Deserialize;
 
 use super::{Backend, BackendError, LaunchPlan, Sink, collectives_per_graph};
+use crate::collective::{Collective, DataType};
 use crate::machine::{Gpu, Machine};
-use crate::record::{CellMeasurement, Effective, Event, PointKey};
+use crate::record::{CellMeasurement, Effective, Event, PassMeasurement, PassStep, PointKey};
 use crate::seed::Seed;
 
 /// Names of the machines that are compiled in.
@@ -32,6 +33,7 @@ pub struct SimulatedMachine {
     compute_capability: [i32; 2],
     noise: Noise,
     cost: Cost,
+    pass: PassRates,
     /// Message sizes of every list below, ascending.
     sizes_bytes: Vec<u64>,
     /// What the default takes, microseconds.
@@ -66,6 +68,20 @@ struct Cost {
     communicator_s: f64,
     /// Seconds for each cell beside its timed replays.
     cell_s: f64,
+}
+
+/// How fast forward passes go beside their collectives.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PassRates {
+    /// Gigabytes per second that products read weights with.
+    weights_gb_per_s: f64,
+    /// Arithmetic of products, in teraflops.
+    arithmetic_tflop_per_s: f64,
+    /// Microseconds that each product costs beside that.
+    product_us: f64,
+    /// Factor on collectives while products run beside them.
+    crowding: f64,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -115,6 +131,15 @@ impl SimulatedMachine {
         if !noise.iter().all(|value| (0.0..1.0).contains(value)) || !positive(&self.noise.slow_launch_factor) {
             return bad("noise must lie between 0 and 1".to_owned());
         }
+        let rates = [
+            self.pass.weights_gb_per_s,
+            self.pass.arithmetic_tflop_per_s,
+            self.pass.product_us,
+            self.pass.crowding,
+        ];
+        if !rates.iter().all(positive) {
+            return bad("the rates of passes must be positive numbers".to_owned());
+        }
         if self.gpus == 0 || self.gpus > 16 {
             return bad("1 to 16 GPUs".to_owned());
         }
@@ -146,6 +171,32 @@ impl SimulatedMachine {
             cpu: None,
             gpus,
         }
+    }
+
+    /// Noiseless milliseconds of a pass: (whole, without collectives, crowded).
+    fn pass_ms(&self, environment: &BTreeMap<String, String>, steps: &[PassStep]) -> (f64, f64, f64) {
+        let (mut products_us, mut collectives_us) = (0.0, 0.0);
+        for step in steps {
+            match *step {
+                PassStep::Product { rows, inputs, columns } => {
+                    let read_us = (inputs * columns * 2) as f64 / (self.pass.weights_gb_per_s * 1e3);
+                    let flop = 2.0 * rows as f64 * inputs as f64 * columns as f64;
+                    let arithmetic_us = flop / (self.pass.arithmetic_tflop_per_s * 1e6);
+                    products_us += read_us.max(arithmetic_us) + self.pass.product_us;
+                }
+                PassStep::Reduce { elements } => {
+                    let point = PointKey {
+                        collective: Collective::AllReduce,
+                        dtype: DataType::Bf16,
+                        bytes: elements * 2,
+                        ranks: self.gpus,
+                    };
+                    collectives_us += self.latency_us(environment, point);
+                }
+            }
+        }
+        let whole = products_us + collectives_us;
+        (whole / 1e3, products_us / 1e3, (products_us + collectives_us * self.pass.crowding) / 1e3)
     }
 
     /// What it stands for.
@@ -246,6 +297,42 @@ impl Backend for SimulatedBackend {
                 }
             }
         }
+        for communicator in &plan.communicators {
+            let mut environment = self.pins.clone();
+            environment.extend(communicator.arm.env.clone());
+            for pass in &communicator.passes {
+                let key = pass.case.key();
+                let cell = format!("{id}-{}-pass-{}-{}", communicator.arm.id, key.tokens, key.captured);
+                let mut random = self.seed.derive("simulated-pass", &cell);
+                let (whole, without, crowded) = self.machine.pass_ms(&environment, &pass.steps);
+                let mut runs = |center_ms: f64, spread: f64| -> Vec<f64> {
+                    (0..9)
+                        .map(|_| round_us(center_ms * spread * Self::factor(&mut random, noise.replay_log_sd)))
+                        .collect()
+                };
+                // A slow launch slows the collectives; products do not know of it.
+                let launch = (without + (whole - without) * launch_factor) / whole;
+                let (runs_ms, without_collectives_ms) = (runs(whole, launch), runs(without, 1.0));
+                let crowded_ms = if pass.case.captured { runs(crowded, launch) } else { Vec::new() };
+                let pass_s = runs_ms.iter().chain(&without_collectives_ms).chain(&crowded_ms).sum::<f64>() / 1e3;
+                duration_s += pass_s;
+                let measured = Event::PassMeasured(PassMeasurement {
+                    arm: communicator.arm.id.clone(),
+                    pass: key,
+                    block: plan.block,
+                    launch: plan.launch,
+                    runs_ms,
+                    without_collectives_ms,
+                    crowded_ms,
+                    arena_bytes: 0,
+                    states: Vec::new(),
+                    duration_s: pass_s,
+                });
+                if sink(measured).is_break() {
+                    return Ok(());
+                }
+            }
+        }
         // The launch is over either way; a break here changes nothing.
         let _ =
             sink(Event::LaunchEnded { launch: plan.launch, duration_s, set_by_environment: Vec::new(), outcome: None });
@@ -273,7 +360,6 @@ mod tests {
 
     use super::*;
     use crate::backend::CommunicatorPlan;
-    use crate::collective::{Collective, DataType};
     use crate::record::{Arm, ArmId, Phase};
 
     fn point(bytes: u64) -> PointKey {
@@ -293,7 +379,12 @@ mod tests {
             block: 0,
             phase: Phase::Search,
             environment: BTreeMap::new(),
-            communicators: vec![CommunicatorPlan { arm, variables: BTreeMap::new(), points: vec![point(57_344)] }],
+            communicators: vec![CommunicatorPlan {
+                arm,
+                variables: BTreeMap::new(),
+                points: vec![point(57_344)],
+                passes: Vec::new(),
+            }],
             cell_time_ms: 20.0,
             data_seed: 0,
         }

@@ -53,6 +53,8 @@ pub(super) enum ColorChoice {
 pub(super) enum Command {
     /// Find, by measurement, the NCCL settings a server should start with.
     Tune(Box<TuneArgs>),
+    /// Try a run's finalists, or the default alone, in a forward pass shaped like the model.
+    Trial(Box<TrialArgs>),
     /// Check whether this machine is fit for measuring and serving.
     Doctor(DoctorArgs),
     /// Show which collectives a model's pass issues.
@@ -204,9 +206,12 @@ pub(super) struct TuneArgs {
     #[arg(long, help_heading = "Verdict")]
     pub(super) require_decision: bool,
 
-    /// Skip the end-to-end trial. This version has none yet, so this changes nothing.
-    #[arg(long, help_heading = "Verdict")]
+    /// Judge by the micro-benchmark alone, without a trial in a forward pass.
+    #[arg(long, help_heading = "Trial")]
     pub(super) no_trial: bool,
+
+    #[command(flatten)]
+    pub(super) trial: TrialFlags,
 
     /// Spread of launches that are redrawn around recorded ones (replay only): 1.8%.
     #[arg(long, value_name = "SHARE", value_parser = parse_share, requires = "recorded", help_heading = "Verdict")]
@@ -227,6 +232,69 @@ pub(super) struct TuneArgs {
     /// Say what would be measured, and stop.
     #[arg(long, help_heading = "Run")]
     pub(super) dry_run: bool,
+
+    #[command(flatten)]
+    pub(super) format: FormatArg,
+}
+
+/// What both `tune` and `trial` know of a forward pass.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Trial")]
+pub(super) struct TrialFlags {
+    /// Tokens of context whose cache each sequence reads in a forward pass [default: 4096].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(0..=10_000_000))]
+    pub(super) context: Option<u64>,
+
+    /// Paired launches of the trial [default: 4].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..=100))]
+    pub(super) trial_launches: Option<u32>,
+
+    /// libcublasLt for the products of a forward pass [default: the Python environment's, else the loader's].
+    #[arg(long, value_name = "PATH", env = "NCCLTUNE_CUBLASLT_LIB")]
+    pub(super) cublaslt_lib: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum TrialKind {
+    /// A captured forward pass shaped like the model.
+    Verify,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct TrialArgs {
+    /// Run whose finalists are tried; without it the default alone is.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "engine", "tp", "batch", "verify_tokens", "chunk", "out"])]
+    pub(super) run: Option<PathBuf>,
+
+    /// What kind of trial.
+    #[arg(long, value_enum, default_value_t = TrialKind::Verify)]
+    pub(super) kind: TrialKind,
+
+    #[command(flatten)]
+    pub(super) workload: WorkloadArgs,
+
+    #[command(flatten)]
+    pub(super) trial: TrialFlags,
+
+    /// What measures.
+    #[arg(long, value_enum, default_value_t = BackendArg::Auto, env = "NCCLTUNE_BACKEND", help_heading = "Machine")]
+    pub(super) backend: BackendArg,
+
+    /// GPUs to use: positions in PCI order, or UUIDs [default: all visible].
+    #[arg(long, value_name = "LIST", value_delimiter = ',', env = "NCCLTUNE_DEVICES", help_heading = "Machine")]
+    pub(super) devices: Vec<String>,
+
+    /// The libnccl that the server loads.
+    #[arg(long, value_name = "PATH", env = "NCCLTUNE_NCCL_LIB", help_heading = "Machine")]
+    pub(super) nccl_lib: Option<PathBuf>,
+
+    /// Fix a variable; repeatable.
+    #[arg(long = "pin", value_name = "NAME=VALUE", help_heading = "Machine")]
+    pub(super) pins: Vec<String>,
+
+    /// Run directory [default: results/<time>-<id>].
+    #[arg(long, value_name = "DIR", env = "NCCLTUNE_OUT", help_heading = "Run")]
+    pub(super) out: Option<PathBuf>,
 
     #[command(flatten)]
     pub(super) format: FormatArg,

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use super::args::{BackendArg, Cli, Command, DoctorArgs, EmitArgs, TuneArgs, WorkloadArgs, WorkloadCommandArgs};
+use super::args::{BackendArg, Cli, Command, DoctorArgs, EmitArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs, WorkloadCommandArgs};
 use super::environment;
 use super::printer::Printer;
 use super::progress::Progress;
@@ -22,6 +22,7 @@ pub(super) fn run(cli: &Cli, arguments: Vec<String>) -> ExitCode {
     let printer = Printer::new(&cli.output);
     let result = match &cli.command {
         Command::Tune(args) => run_tune(args, &printer, arguments),
+        Command::Trial(args) => run_trial(args, &printer, arguments),
         Command::Doctor(args) => run_doctor(args),
         Command::Workload(args) => run_workload(args),
         Command::Emit(args) => run_emit(args),
@@ -49,12 +50,7 @@ fn print(text: &str) -> Result<(), Failure> {
 
 fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Result<u8, Failure> {
     let request = TuneRequest {
-        backend: match args.backend {
-            BackendArg::Auto => BackendChoice::Auto,
-            BackendArg::Nccl => BackendChoice::Nccl,
-            BackendArg::Simulated => BackendChoice::Simulated,
-            BackendArg::Replay => BackendChoice::Replay,
-        },
+        backend: backend_choice(args.backend),
         machine: args.machine.clone(),
         recorded: args.recorded.clone(),
         workload: wish(&args.workload),
@@ -74,28 +70,73 @@ fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Resul
         assume_noise: args.assume_noise,
         search_blocks: args.search_blocks,
         final_launches: args.final_launches,
+        no_trial: args.no_trial,
+        context: args.trial.context,
+        trial_launches: args.trial.trial_launches,
+        cublaslt_lib: args.trial.cublaslt_lib.clone(),
         dry_run: args.dry_run,
         force: args.force,
         arguments,
         environment: environment::snapshot(),
     };
+    tune_and_print(&request, printer, args.format.format, args.require_decision)
+}
+
+fn run_trial(args: &TrialArgs, printer: &Printer, arguments: Vec<String>) -> Result<u8, Failure> {
+    let TrialKind::Verify = args.kind;
+    let request = TuneRequest {
+        backend: backend_choice(args.backend),
+        workload: wish(&args.workload),
+        // Without a run there are no finalists: the default alone, a few launches.
+        space: args.run.is_none().then(|| "baseline".to_owned()),
+        search_blocks: args.run.is_none().then_some(1),
+        pins: args.pins.clone(),
+        nccl_lib: args.nccl_lib.clone(),
+        devices: args.devices.clone(),
+        out: args.run.clone().or_else(|| args.out.clone()),
+        resume: args.run.is_some(),
+        context: args.trial.context,
+        trial_launches: args.trial.trial_launches,
+        cublaslt_lib: args.trial.cublaslt_lib.clone(),
+        arguments,
+        environment: environment::snapshot(),
+        ..TuneRequest::default()
+    };
+    tune_and_print(&request, printer, args.format.format, false)
+}
+
+fn backend_choice(backend: BackendArg) -> BackendChoice {
+    match backend {
+        BackendArg::Auto => BackendChoice::Auto,
+        BackendArg::Nccl => BackendChoice::Nccl,
+        BackendArg::Simulated => BackendChoice::Simulated,
+        BackendArg::Replay => BackendChoice::Replay,
+    }
+}
+
+fn tune_and_print(
+    request: &TuneRequest,
+    printer: &Printer,
+    format: Format,
+    require_decision: bool,
+) -> Result<u8, Failure> {
     let mut progress = Progress::new(printer);
-    let end = tune(&request, &mut |update| progress.hear(&update));
+    let end = tune(request, &mut |update| progress.hear(&update));
     progress.finish();
     match end? {
         TuneEnd::Planned(plan) => {
-            print(&plan_text(&plan, args.format.format)?)?;
+            print(&plan_text(&plan, format)?)?;
             Ok(0)
         }
         TuneEnd::Answered { choice, manifest, directory } => {
             let width = Printer::width();
-            let mut text = verdict(&choice, &manifest, args.format.format, width)?;
-            if args.format.format == Format::Text {
+            let mut text = verdict(&choice, &manifest, format, width)?;
+            if format == Format::Text {
                 text.push('\n');
                 text.push_str(&files_text(&choice, &directory.display().to_string(), width));
             }
             print(&text)?;
-            if choice.verdict == VerdictKind::Undecided && args.require_decision {
+            if choice.verdict == VerdictKind::Undecided && require_decision {
                 return Ok(ErrorKind::Undecided.exit_status());
             }
             Ok(0)

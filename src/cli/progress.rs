@@ -42,6 +42,7 @@ impl Progress {
                 let word = match phase {
                     Phase::Search => "search",
                     Phase::Final => "final",
+                    Phase::Trial => "trial",
                 };
                 self.bar.set_prefix(format!("{word}, block {}", self.blocks));
                 self.bar.set_length(*cells as u64);
@@ -63,7 +64,7 @@ impl Progress {
             self.printer.event(&text);
         }
         match &line.event {
-            Event::CellMeasured(_) => self.bar.inc(1),
+            Event::CellMeasured(_) | Event::PassMeasured(_) => self.bar.inc(1),
             Event::CellFailed { arm, outcome, .. } => {
                 self.failures += 1;
                 // The first few are worth a line; the journal has them all.
@@ -71,6 +72,13 @@ impl Progress {
                     let text = format!("arm {arm} {}: {}", outcome.kind.name(), outcome.detail);
                     self.bar.suspend(|| self.printer.notice(&text));
                 }
+            }
+            Event::TrialChosen { arms, reason } => {
+                let text = format!("{} arms go into the trial: {reason}", arms.len());
+                self.bar.suspend(|| self.printer.notice(&text));
+            }
+            Event::BlockVoided { block, reason } => {
+                self.bar.suspend(|| self.printer.notice(&format!("block {block} counts for nothing: {reason}")));
             }
             Event::FinalistsChosen { arms, reason, .. } => {
                 let text = format!("{} finalists: {reason}", arms.len());

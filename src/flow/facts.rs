@@ -38,6 +38,8 @@ pub struct MachineFacts {
     pub devices: Vec<u32>,
     /// The library; an error where none can be used.
     pub nccl: Result<NcclLibrary, DiscoveryError>,
+    /// libcublasLt for forward passes, by path or by the loader's name.
+    pub cublaslt: Option<String>,
     /// Doctor's checks.
     pub checks: CheckReport,
     /// Variables in force from configuration files.
@@ -117,7 +119,11 @@ pub(super) fn gather(
     if !driver_installed && machine.is_ok() {
         machine = Err(DiscoveryError::NoGpu);
     }
-    Ok(MachineFacts { driver_installed, machine, devices, nccl, checks, conf })
+    let cublaslt = nccl.as_ref().ok().map(|nccl| {
+        let driver = machine.as_ref().ok().and_then(|machine| machine.cuda_driver_version);
+        discovery::cublaslt_path(nccl, &candidates, driver)
+    });
+    Ok(MachineFacts { driver_installed, machine, devices, nccl, cublaslt, checks, conf })
 }
 
 /// The fingerprint of everything that can change the answer, in named parts.

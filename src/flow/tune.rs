@@ -8,7 +8,7 @@ use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MANIFEST_FILE, SUMMARY_FI
 use super::emit::effect_of;
 use super::environment::{as_map, inherited, merge, parse_pins, worker_environment};
 use super::facts::{BackendChoice, MachineFacts, ask_driver, fingerprint, gather};
-use super::workload::{WorkloadWish, workload};
+use super::workload::{WorkloadWish, trial_shape, workload};
 use super::{Listener, Update};
 use crate::backend::nccl::{NcclBackend, NcclSetup};
 use crate::backend::replay::ReplayBackend;
@@ -21,14 +21,15 @@ use crate::clock::{Clock, wall_time};
 use crate::discovery::GpuLocks;
 use crate::doctor::refuses;
 use crate::emit::{EmitAs, render};
+use crate::engine::{CollectiveStream, Engine};
 use crate::error_kind::{ErrorKind, Failure};
 use crate::evidence::{Evidence, Objective, default_arm, measured_points};
 use crate::journal::{self, Journal, JournalError};
 use crate::machine::{Machine, NcclLibrary, NcclVersion};
 use crate::process::Supervisor;
 use crate::record::{
-    Arm, BackendKind, CheckReport, Choice, Event, FORMAT, Labels, Manifest, Origin, OutcomeKind, Phase, Pin, Settings,
-    Space, VerdictKind, Workload,
+    Arm, BackendKind, CheckReport, Choice, Event, FORMAT, Labels, Manifest, Origin, OutcomeKind, PassStream, Phase, Pin,
+    Settings, Space, TrialPlan, VerdictKind, Workload,
 };
 use crate::report::{SummaryRow, summary_csv};
 use crate::search::{Exhaustive, SearchContext, Strategy as _, Want};
@@ -87,6 +88,14 @@ pub struct TuneRequest {
     pub search_blocks: Option<u32>,
     /// Paired launches of each finalist.
     pub final_launches: Option<u32>,
+    /// Leave the trial in a forward pass out.
+    pub no_trial: bool,
+    /// Tokens of context whose cache each sequence reads in a forward pass.
+    pub context: Option<u64>,
+    /// Paired launches of the trial.
+    pub trial_launches: Option<u32>,
+    /// libcublasLt for forward passes.
+    pub cublaslt_lib: Option<PathBuf>,
     /// Say what would be done and stop.
     pub dry_run: bool,
     /// Measure although doctor refuses.
@@ -131,6 +140,7 @@ struct Prepared {
     manifest: Manifest,
     context: SearchContext,
     version: NcclVersion,
+    cublaslt: String,
     recorded: Option<Vec<crate::record::JournalLine>>,
 }
 
@@ -213,7 +223,7 @@ fn prepare(
             };
             let engine = match resumed {
                 Some(manifest) if request.workload.engine.is_none() => {
-                    crate::engine::Engine::parse(&manifest.workload.engine).unwrap_or(engine)
+                    Engine::parse(&manifest.workload.engine).unwrap_or(engine)
                 }
                 _ => engine,
             };
@@ -245,11 +255,13 @@ fn prepare(
         return Err(Failure::new(ErrorKind::Unexpected, "the space lost its default arm"));
     };
     let settings = settings(request, previous);
+    let trial = trial(request, previous, devices.len() as u32, &measured.machine, &mut notices)?;
     let context = SearchContext {
         default: default.id.clone(),
         objective,
         points: measured_points(&workload),
         settings: settings.clone(),
+        trial: trial.clone(),
         budget_s: request.time_budget_s,
         arms: arms.clone(),
     };
@@ -281,6 +293,7 @@ fn prepare(
         arms,
         notices,
         settings,
+        trial,
         checks: measured.checks,
         recorded: recorded.and_then(|_| Some(request.recorded.as_ref()?.file_name()?.to_string_lossy().into_owned())),
     };
@@ -288,7 +301,81 @@ fn prepare(
         (Some(path), BackendKind::Replay) => Some(journal::read(path)?),
         _ => None,
     };
-    Ok(Prepared { manifest, context, version, recorded })
+    let cublaslt = match &request.cublaslt_lib {
+        Some(path) => path.to_string_lossy().into_owned(),
+        None => measured.cublaslt.unwrap_or_default(),
+    };
+    Ok(Prepared { manifest, context, version, cublaslt, recorded })
+}
+
+/// Launches and finalists of a trial that says nothing else.
+const TRIAL_LAUNCHES: u32 = 4;
+const TRIAL_FINALISTS: u32 = 2;
+/// Tokens of context, likewise: a conversation of a few pages.
+const TRIAL_CONTEXT: u64 = 4096;
+
+/// The trial in a forward pass. A model whose pass cannot be shaped is still measured; the answer then
+/// says that it is untried.
+fn trial(
+    request: &TuneRequest,
+    previous: Option<&Manifest>,
+    ranks: u32,
+    machine: &Machine,
+    notices: &mut Vec<String>,
+) -> Result<Option<TrialPlan>, Failure> {
+    if request.no_trial {
+        return Ok(None);
+    }
+    if let Some(manifest) = previous
+        && request.workload.is_empty()
+        && (!request.resume || manifest.trial.is_some())
+    {
+        let changed = |plan: TrialPlan| TrialPlan { launches: request.trial_launches.unwrap_or(plan.launches), ..plan };
+        return Ok(manifest.trial.clone().map(changed));
+    }
+    let wish = match previous {
+        // A run that was made without a trial is tried now, with the workload it was made for.
+        Some(manifest) if request.workload.is_empty() => wish_of(&manifest.workload),
+        _ => request.workload.clone(),
+    };
+    let memory = machine.gpus.first().and_then(|gpu| gpu.memory_total_mib);
+    let shaped = match trial_shape(&wish, ranks, memory, request.context.unwrap_or(TRIAL_CONTEXT)) {
+        Ok(shaped) => shaped,
+        Err(failure) => {
+            notices.push(format!("no trial in a forward pass: {failure}"));
+            return Ok(None);
+        }
+    };
+    let stream = |captured: bool| match wish.engine().collective_stream(captured) {
+        CollectiveStream::Compute => PassStream::Compute,
+        CollectiveStream::Side => PassStream::Side,
+    };
+    Ok(shaped.map(|(shape, cases)| TrialPlan {
+        shape,
+        cases,
+        stream: stream(true),
+        eager_stream: stream(false),
+        launches: request.trial_launches.unwrap_or(TRIAL_LAUNCHES),
+        finalists: TRIAL_FINALISTS,
+    }))
+}
+
+/// The wish behind a recorded workload.
+fn wish_of(workload: &Workload) -> WorkloadWish {
+    let mut batches: Vec<(u32, f64)> = Vec::new();
+    for point in &workload.points {
+        if !batches.iter().any(|(batch, _)| *batch == point.batch) {
+            batches.push((point.batch, point.weight));
+        }
+    }
+    WorkloadWish {
+        model: Some(workload.model.clone()),
+        engine: Engine::parse(&workload.engine),
+        tensor_parallel: Some(workload.tensor_parallel),
+        batches: Some(batches.iter().map(|(batch, weight)| format!("{batch}:{weight}")).collect::<Vec<_>>().join(",")),
+        verify_tokens: Some(workload.verify_tokens),
+        ..WorkloadWish::default()
+    }
 }
 
 /// Which backend measures, with the facts that were gathered on the way.
@@ -338,6 +425,7 @@ struct Measured {
     machine: Machine,
     devices: Vec<u32>,
     nccl: Option<NcclLibrary>,
+    cublaslt: Option<String>,
     checks: CheckReport,
     conf: Vec<Pin>,
     notices: Vec<String>,
@@ -372,6 +460,7 @@ fn measured_machine(
                 machine,
                 devices: facts.devices,
                 nccl: Some(nccl),
+                cublaslt: facts.cublaslt,
                 checks: facts.checks,
                 conf: facts.conf,
                 notices,
@@ -381,6 +470,7 @@ fn measured_machine(
             machine: manifest.machine.clone(),
             devices: manifest.devices.clone(),
             nccl: manifest.nccl.clone(),
+            cublaslt: None,
             checks: manifest.checks.clone(),
             conf: Vec::new(),
             notices: Vec::new(),
@@ -390,7 +480,7 @@ fn measured_machine(
             let machine = simulated.machine();
             let devices = machine.gpus.iter().map(|gpu| gpu.index).collect();
             let notices = vec![format!("SIMULATED: {}", simulated.description())];
-            Ok(Measured { machine, devices, nccl: None, checks: none(), conf: Vec::new(), notices })
+            Ok(Measured { machine, devices, nccl: None, cublaslt: None, checks: none(), conf: Vec::new(), notices })
         }
     }
 }
@@ -607,6 +697,7 @@ fn backend(
             environment: worker_environment(&request.environment, &request.keep_environment, &manifest.pins),
             gpus: chosen_gpus(manifest),
             nccl: nccl.clone(),
+            cublaslt: prepared.cublaslt.clone(),
             logs: directory.join(LOGS_FOLDER),
         }))),
         (BackendKind::Replay, _, Some(lines)) => Ok(Box::new(ReplayBackend::new(lines, seed, request.assume_noise)?)),

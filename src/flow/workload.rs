@@ -52,19 +52,43 @@ pub fn workload(wish: &WorkloadWish, ranks: u32, gpu_memory_mib: Option<u64>) ->
     if let Some(sizes) = &wish.sizes {
         return Ok(crate::workload::from_sizes(sizes, tensor_parallel, crate::collective::DataType::Bf16)?);
     }
+    let (config, request) = model_and_request(wish, ranks, gpu_memory_mib)?;
+    Ok(derive(&config, &request)?)
+}
+
+fn model_and_request(
+    wish: &WorkloadWish,
+    ranks: u32,
+    gpu_memory_mib: Option<u64>,
+) -> Result<(ModelConfig, WorkloadRequest), Failure> {
     let model = wish.model.as_deref().unwrap_or(DEFAULT_MODEL);
     let (text, name) = read_model(model)?;
     let config = parse_config(&text, &name)?;
     let request = WorkloadRequest {
         engine: wish.engine(),
-        tensor_parallel,
+        tensor_parallel: wish.tensor_parallel.unwrap_or(ranks),
         batches: parse_batches(wish.batches.as_deref().unwrap_or(DEFAULT_BATCHES))?,
         verify_tokens: wish.verify_tokens.unwrap_or(1),
         chunk: wish.chunk,
         gpu_memory_mib,
         assume_decoder: wish.assume_decoder,
     };
-    Ok(derive(&config, &request)?)
+    Ok((config, request))
+}
+
+/// The forward pass that finalists are tried in: one rank's shape and the passes that are timed.
+/// `None` where no model was named but sizes.
+pub fn trial_shape(
+    wish: &WorkloadWish,
+    ranks: u32,
+    gpu_memory_mib: Option<u64>,
+    context: u64,
+) -> Result<Option<(PassShape, Vec<PassCase>)>, Failure> {
+    if wish.sizes.is_some() {
+        return Ok(None);
+    }
+    let (config, request) = model_and_request(wish, ranks, gpu_memory_mib)?;
+    Ok(Some((pass_shape(&config, &request)?, pass_cases(&config, &request, context)?)))
 }
 
 /// A preset by name, else a file. A name with a slash or an extension is always a file.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::PointKey;
+use super::{PassMeasurement, PointKey};
 
 /// The short fingerprint of an arm's environment, files and server arguments.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -42,6 +42,8 @@ pub enum Phase {
     Search,
     /// Judging finalists: fresh launches, one arm a launch, in deployed form.
     Final,
+    /// Finalists inside a model's forward pass.
+    Trial,
 }
 
 /// How a cell, a launch or an arm ended. A closed list; a value, never an exception.
@@ -230,6 +232,22 @@ pub enum Event {
     },
     /// A cell was measured.
     CellMeasured(CellMeasurement),
+    /// A forward pass was timed.
+    PassMeasured(PassMeasurement),
+    /// The arms of a block ran under different conditions: it counts for nothing.
+    BlockVoided {
+        /// Number of the block.
+        block: u32,
+        /// What differed.
+        reason: String,
+    },
+    /// The final is over: these are tried in a forward pass.
+    TrialChosen {
+        /// Which, best first.
+        arms: Vec<ArmId>,
+        /// Why these.
+        reason: String,
+    },
     /// A cell was not measured.
     CellFailed {
         /// Which arm.

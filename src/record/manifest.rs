@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Arm, CheckReport, Space, Workload};
+use super::{Arm, CheckReport, Space, TrialPlan, Workload};
 use crate::machine::{Machine, NcclLibrary};
 
 /// What did the measuring.
@@ -136,6 +136,9 @@ pub struct Manifest {
     pub notices: Vec<String>,
     /// How it is measured and judged.
     pub settings: Settings,
+    /// The trial in a forward pass, where one is planned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trial: Option<TrialPlan>,
     /// What doctor found beforehand.
     pub checks: CheckReport,
     /// The recorded run behind a replay.

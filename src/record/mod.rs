@@ -18,11 +18,14 @@ pub use campaign::{
 };
 pub use check::{Check, CheckReport, CheckVerdict};
 pub use manifest::{BackendKind, FingerprintParts, Labels, Manifest, Origin, Pin, Settings};
-pub use pass::{DraftShape, FeedForward, GpuState, LayerRun, PassCase, PassShape, PassStep, PassStream, PassVariant};
+pub use pass::{
+    DraftShape, FeedForward, GpuState, LayerRun, PassCase, PassKey, PassMeasurement, PassShape, PassStep, PassStream,
+    PassVariant, TrialPlan,
+};
 pub use space::{Axis, NamedArm, Rule, RuleCondition, Space};
 pub use verdict::{
     Answer, AnswerKind, BatchObjective, Choice, Contribution, Memory, Objective, PointVerdict, SearchSummary,
-    Statistics, Thresholds, VerdictKind, Veto,
+    Statistics, Thresholds, Trial, VerdictKind, Veto,
 };
 pub use workload::{Point, PointKey, PointPhase, Workload};
 

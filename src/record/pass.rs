@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::PointPhase;
+use super::{ArmId, PointPhase};
 
 /// What one rank reads and reduces in a pass of its model. Weight matrices appear by the bytes they
 /// are stored in: a pass at few tokens is bound by reading them, whatever their format.
@@ -103,6 +103,66 @@ pub enum PassStream {
     Compute,
     /// On a stream of their own, with a fork before and a join after, as torch.distributed does.
     Side,
+}
+
+/// What identifies a timed pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PassKey {
+    /// Tokens.
+    pub tokens: u64,
+    /// In a graph, or call by call.
+    pub captured: bool,
+}
+
+impl PassCase {
+    /// What identifies its measurement.
+    pub const fn key(&self) -> PassKey {
+        PassKey { tokens: self.tokens, captured: self.captured }
+    }
+}
+
+/// What a trial runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrialPlan {
+    /// The pass of one rank.
+    pub shape: PassShape,
+    /// The passes that are timed: those that decide, then the guard.
+    pub cases: Vec<PassCase>,
+    /// Where collectives of captured passes are issued.
+    pub stream: PassStream,
+    /// Where collectives of passes that are issued call by call are.
+    pub eager_stream: PassStream,
+    /// Paired launches of each finalist.
+    pub launches: u32,
+    /// Finalists at most.
+    pub finalists: u32,
+}
+
+/// One arm's pass in one launch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PassMeasurement {
+    /// Which arm.
+    pub arm: ArmId,
+    /// Which pass.
+    pub pass: PassKey,
+    /// Its block.
+    pub block: u32,
+    /// Its launch.
+    pub launch: u32,
+    /// Per run: slowest rank, milliseconds.
+    pub runs_ms: Vec<f64>,
+    /// The same without collectives.
+    pub without_collectives_ms: Vec<f64>,
+    /// The same with products beside each collective; empty where the pass is not captured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub crowded_ms: Vec<f64>,
+    /// Bytes of weights the products walked through, smallest over ranks.
+    pub arena_bytes: u64,
+    /// What each GPU did meanwhile, by rank.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub states: Vec<GpuState>,
+    /// Seconds it cost.
+    pub duration_s: f64,
 }
 
 /// One step of a pass, as a worker carries it out.

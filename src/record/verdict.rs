@@ -178,6 +178,43 @@ pub struct Statistics {
     pub seed: u64,
 }
 
+/// One arm in one forward pass.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    /// "verify-pass".
+    pub kind: String,
+    /// Which arm; the default's own rows carry its name and no ratio.
+    pub arm: String,
+    /// Tokens of the pass; none on the row of the weighted mix.
+    pub tokens: Option<u64>,
+    /// Decode, verify or prefill; none on the row of the weighted mix.
+    pub phase: Option<PointPhase>,
+    /// Whether the pass was one graph.
+    pub captured: bool,
+    /// The case's weight.
+    pub weight: f64,
+    /// Default, milliseconds per pass.
+    pub baseline_ms: Option<f64>,
+    /// The arm.
+    pub winner_ms: Option<f64>,
+    /// Trimmed mean ratio.
+    pub ratio: Option<f64>,
+    /// Its interval.
+    pub ratio_ci95: Option<[f64; 2]>,
+    /// Paired launches.
+    pub launches: u32,
+    /// Share of the default's pass that its collectives take.
+    pub communication_share: Option<f64>,
+    /// Milliseconds of the pass without collectives: what no NCCL setting can pass.
+    pub floor_ms: Option<f64>,
+    /// Milliseconds with products beside each collective, default and arm.
+    pub crowded_ms: Option<[f64; 2]>,
+    /// Gain that the micro-benchmark predicted for this pass, as a share.
+    pub predicted_gain: Option<f64>,
+    /// Gain that was measured, as a share.
+    pub measured_gain: Option<f64>,
+}
+
 /// What the answer costs in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
@@ -252,8 +289,8 @@ pub struct Choice {
     pub fingerprint: String,
     /// What the search cost.
     pub search: SearchSummary,
-    /// End-to-end trials.
-    pub trials: Vec<serde_json::Value>,
+    /// Trials in a forward pass; empty where none was made.
+    pub trials: Vec<Trial>,
     /// Findings a reader should know: drift, resumed, redrawn launches.
     pub notes: Vec<String>,
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
 
 use super::comma_separated::verdict_csv;
 use super::document::{Document, Table};
@@ -69,7 +68,7 @@ fn document(choice: &Choice, manifest: &Manifest) -> Document {
     batches(&mut document, choice);
     listed(&mut document, "Not measured, so not part of this verdict", choice.unmeasured.clone());
     vetoes(&mut document, choice);
-    listed(&mut document, "End-to-end trials", choice.trials.iter().map(trial).collect());
+    trials(&mut document, choice);
     listed(&mut document, "Notes", choice.notes.clone());
     document.heading(match manifest.backend {
         BackendKind::Nccl => "How it was measured",
@@ -307,17 +306,46 @@ fn vetoes(document: &mut Document, choice: &Choice) {
     listed(document, "Arms that may not ship", items);
 }
 
-fn trial(trial: &Value) -> String {
-    let number = |name: &str| trial.get(name).and_then(Value::as_f64).filter(|number| number.is_finite());
-    let mut parts = vec![trial.get("kind").and_then(Value::as_str).unwrap_or("trial").to_owned()];
-    parts.extend(trial.get("tokens").and_then(Value::as_u64).map(|tokens| format!("{tokens} tokens")));
-    parts.extend(number("baseline_ms").map(|ms| format!("default {ms:.2} ms")));
-    parts.extend(number("winner_ms").map(|ms| format!("tuned {ms:.2} ms")));
-    let interval =
-        trial.get("ratio_ci95").and_then(|bounds| Some([bounds.get(0)?.as_f64()?, bounds.get(1)?.as_f64()?]));
-    parts.extend(number("ratio").map(|ratio| change(Some(ratio), interval)));
-    parts.extend(number("communication_share").map(|share| format!("collectives are {} of it", percent(share))));
-    parts.join(", ")
+/// Forward passes: the default's own first, then each arm.
+fn trials(document: &mut Document, choice: &Choice) {
+    if choice.trials.is_empty() {
+        return;
+    }
+    document.heading("Forward pass: milliseconds per pass, median over launches");
+    let mut table = Table::new(&[
+        "phase",
+        ">tokens",
+        ">default",
+        ">floor",
+        ">collectives",
+        "arm",
+        ">tuned",
+        ">change",
+        ">95 % interval",
+        ">predicted",
+    ]);
+    let ms = |value: Option<f64>| value.map_or_else(dash, |ms| format!("{ms:.3}"));
+    let arms = choice.trials.iter().any(|trial| trial.ratio.is_some());
+    for trial in choice.trials.iter().filter(|trial| trial.ratio.is_some() || !arms) {
+        let gain = |gain: Option<f64>| gain.map_or_else(dash, |gain| change(Some(1.0 - gain), None));
+        table.row(vec![
+            trial.phase.map_or_else(|| "mix".to_owned(), |phase| phase.name().to_owned()),
+            trial.tokens.map_or_else(dash, group_thousands),
+            ms(trial.baseline_ms),
+            ms(trial.floor_ms),
+            trial.communication_share.map_or_else(dash, percent),
+            trial.arm.clone(),
+            ms(trial.winner_ms),
+            change(trial.ratio, None),
+            interval(trial.ratio_ci95).unwrap_or_else(dash),
+            gain(trial.predicted_gain),
+        ]);
+    }
+    document.table(table);
+    document.paragraph(
+        "Floor: the pass without collectives, which no NCCL setting can go below. Predicted: from the micro-benchmark. \
+         Mix: the weighted mean that decides.",
+    );
 }
 
 fn listed(document: &mut Document, heading: &str, items: Vec<String>) {

@@ -160,8 +160,11 @@ fn finals(context: &SearchContext, evidence: &Evidence, finalists: &[ArmId], lau
             behind.push(arm.clone());
         }
     }
-    if behind.is_empty() || !living.contains(&context.default) {
+    if !living.contains(&context.default) {
         return Want::Done { budget: false };
+    }
+    if behind.is_empty() {
+        return super::trial::next(context, evidence, finalists);
     }
     if context.budget_s.is_some_and(|budget| evidence.duration_s() >= budget) {
         return Want::Done { budget: true };

@@ -2,6 +2,7 @@
 //! same question an unbroken one would and gets the same answer.
 
 mod exhaustive;
+mod trial;
 
 pub use exhaustive::Exhaustive;
 
@@ -9,7 +10,7 @@ use std::collections::BTreeSet;
 
 use crate::evidence::{Evidence, Objective};
 use crate::quarantine::quarantined;
-use crate::record::{Arm, ArmId, DropReason, Phase, PointKey, Settings};
+use crate::record::{Arm, ArmId, DropReason, PassCase, Phase, PointKey, Settings, TrialPlan};
 use crate::stats;
 
 /// Pooled intervals of the search need this many repeats in all before they mean anything.
@@ -31,8 +32,17 @@ pub struct SearchContext {
     pub points: Vec<PointKey>,
     /// Thresholds and sizes.
     pub settings: Settings,
+    /// The trial in a forward pass that follows the final, where one is wanted.
+    pub trial: Option<TrialPlan>,
     /// Seconds the run may take in all.
     pub budget_s: Option<f64>,
+}
+
+impl SearchContext {
+    /// The passes of the trial; none without one.
+    pub fn passes(&self) -> &[PassCase] {
+        self.trial.as_ref().map_or(&[], |trial| trial.cases.as_slice())
+    }
 }
 
 /// What a strategy wants.
@@ -52,6 +62,13 @@ pub enum Want {
         /// Paired launches each.
         launches: u32,
         /// Why.
+        reason: String,
+    },
+    /// The final is over: these go into the trial. None may be left, and then there is no trial.
+    Trial {
+        /// Best first.
+        arms: Vec<ArmId>,
+        /// Why these.
         reason: String,
     },
     /// A finalist cannot win any more.

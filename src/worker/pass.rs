@@ -47,6 +47,8 @@ pub(super) struct Stage {
     side_outputs: DeviceBuffer,
     source: DeviceBuffer,
     reduced: DeviceBuffer,
+    /// The arena is all there was: a larger one is not to be had.
+    limited: bool,
 }
 
 /// Bytes a list of steps needs.
@@ -103,7 +105,8 @@ impl Stage {
                 ),
             });
         }
-        let arena = allocate(needs.weights.max(least).min(free))?;
+        let wanted = needs.weights.max(least);
+        let arena = allocate(wanted.min(free))?;
         let mut random = Seed(0).derive("pass-weights", "arena");
         // bfloat16 numbers between 1/64 and 1/32 in magnitude, with both signs.
         let numbers: Vec<u16> = (0..RANDOM_BYTES / 2)
@@ -119,14 +122,14 @@ impl Stage {
         }
         device.synchronize()?;
         let side = device.side_stream()?;
-        Ok(Self { cublaslt, side, workspace, side_workspace, arena, inputs, outputs, side_outputs, source, reduced })
+        Ok(Self { cublaslt, side, workspace, side_workspace, arena, inputs, outputs, side_outputs, source, reduced, limited: wanted > free })
     }
 
     /// Whether these steps fit the buffers as they are.
     pub(super) fn fits(&self, steps: &[PassStep]) -> bool {
         let needs = needs(steps);
         needs.largest_weights <= self.arena.bytes()
-            && needs.weights <= self.arena.bytes().max(needs.largest_weights * 8)
+            && (self.limited || needs.weights <= self.arena.bytes())
             && needs.inputs <= self.inputs.bytes()
             && needs.outputs <= self.outputs.bytes()
             && needs.reduced <= self.reduced.bytes()

@@ -19,6 +19,7 @@ mod derive;
 mod error;
 mod presets;
 mod sizes;
+mod steps;
 
 pub use architecture::Standing;
 pub use batches::{BatchError, MAX_BATCH, MAX_BATCHES, parse_batches};
@@ -27,6 +28,7 @@ pub use derive::{MAX_CHUNK, MAX_VERIFY_TOKENS, SHORT_PREFILL_TOKENS, WorkloadReq
 pub use error::WorkloadError;
 pub use presets::{preset, preset_names};
 pub use sizes::{MAX_SIZES, from_sizes};
+pub use steps::pass_steps;
 
 use crate::collective::{Collective, DataType};
 use crate::record::Point;

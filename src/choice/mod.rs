@@ -7,6 +7,8 @@
 //! 1 + max_regression: intervals do not soften a veto, they only say which points were not shown
 //! safe.
 
+mod trial;
+
 use std::collections::BTreeMap;
 
 use crate::evidence::{Evidence, Objective};
@@ -69,15 +71,30 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
             && (!settings.strict || candidate.unsafe_points.is_empty())
             && !evidence.dropped().iter().any(|(arm, _)| *arm == candidate.arm.id)
     };
-    let winner = candidates
+    let micro_winner = candidates
         .iter()
         .filter(adoptable)
         .min_by(|left, right| left.objective.ratio.total_cmp(&right.objective.ratio))
         .map(|best| simplest_tie(context, evidence, best, candidates.iter().filter(adoptable)));
+    let judged = trial::judge(context, evidence);
+    // What wins in the benchmark must win in the pass, where it was tried.
+    let winner = match &judged {
+        None => micro_winner,
+        Some(judged) if judged.untried => micro_winner,
+        Some(judged) => judged
+            .winner
+            .as_ref()
+            .and_then(|arm| candidates.iter().filter(adoptable).find(|candidate| candidate.arm.id == *arm)),
+    };
     let best = winner
         .or_else(|| candidates.iter().min_by(|left, right| left.objective.ratio.total_cmp(&right.objective.ratio)));
-    let (verdict, reason) = verdict_of(manifest, evidence, &context.default, &finalists, &candidates, winner);
-    let mut vetoed = vetoes(manifest, context, evidence, &candidates);
+    let (mut verdict, mut reason) =
+        verdict_of(manifest, evidence, &context.default, &finalists, &candidates, winner.or(micro_winner));
+    if let Some(judged) = &judged {
+        (verdict, reason) = judged.verdict(verdict, reason, winner.map(|winner| winner.arm.name.as_str()));
+    }
+    let mut vetoed = judged.as_ref().map(|judged| judged.vetoed.clone()).unwrap_or_default();
+    vetoed.extend(vetoes(manifest, context, evidence, &candidates));
     vetoed.truncate(MOST_VETOES);
 
     let pins = |explicit: bool| -> BTreeMap<String, String> {
@@ -92,16 +109,24 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
     if let Some(winner) = winner {
         env.extend(winner.arm.env.clone());
     }
-    let answers = winner
-        .map(|_| Answer {
-            profile: "balanced".to_owned(),
-            kind: AnswerKind::Env,
-            env: env.clone(),
-            table: None,
-            server_args: Vec::new(),
-        })
-        .into_iter()
-        .collect();
+    let answer = |profile: &str, env: BTreeMap<String, String>| Answer {
+        profile: profile.to_owned(),
+        kind: AnswerKind::Env,
+        env,
+        table: None,
+        server_args: Vec::new(),
+    };
+    let mut answers: Vec<Answer> = winner.map(|_| answer("balanced", env.clone())).into_iter().collect();
+    for (profile, arm) in judged.iter().flat_map(|judged| &judged.profiles) {
+        // A profile is an answer of its own only where it disagrees with the balanced one.
+        if let Some(arm) = context.arms.iter().find(|known| known.id == *arm)
+            && winner.is_none_or(|winner| winner.arm.id != arm.id)
+        {
+            let mut own = pins(true);
+            own.extend(arm.env.clone());
+            answers.push(answer(profile, own));
+        }
+    }
     let verdict_for = |point: &Point| point_verdict(manifest, context, evidence, best, point);
     let points: Vec<PointVerdict> = manifest.workload.points.iter().map(verdict_for).collect();
     let guard: Vec<PointVerdict> = manifest.workload.guard.iter().map(verdict_for).collect();
@@ -144,8 +169,12 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
             launches: evidence.launches(),
             stopped_by: facts.stopped_by.clone(),
         },
-        trials: Vec::new(),
-        notes: notes(context, evidence, facts, best),
+        trials: judged.as_ref().map(|judged| judged.trials.clone()).unwrap_or_default(),
+        notes: {
+            let mut all = notes(context, evidence, facts, best);
+            all.extend(judged.map(|judged| judged.notes).unwrap_or_default());
+            all
+        },
     }
 }
 

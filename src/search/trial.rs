@@ -1,0 +1,64 @@
+//! After the final: the best arms inside a model's forward pass.
+
+use super::{SearchContext, Want, living, point_log_ratios};
+use crate::evidence::Evidence;
+use crate::record::{ArmId, Phase};
+use crate::stats;
+
+/// Confidence of the intervals, as in the verdict.
+const CONFIDENCE: f64 = 0.95;
+
+/// The next want of the trial.
+pub(super) fn next(context: &SearchContext, evidence: &Evidence, finalists: &[ArmId]) -> Want {
+    let Some(plan) = &context.trial else { return Want::Done { budget: false } };
+    let Some((arms, _)) = evidence.trial() else { return choose(context, evidence, finalists) };
+    let living = living(context, evidence);
+    if !living.contains(&context.default) {
+        return Want::Done { budget: false };
+    }
+    let default_blocks = evidence.trial_blocks(&context.default, &context.default, &plan.cases) as u32;
+    let mut behind: Vec<ArmId> = arms
+        .iter()
+        .filter(|arm| living.contains(arm))
+        .filter(|arm| (evidence.trial_blocks(arm, &context.default, &plan.cases) as u32) < plan.launches)
+        .cloned()
+        .collect();
+    // Without arms the default is timed alone: what does this model's pass take here?
+    let alone = arms.is_empty() && default_blocks < plan.launches;
+    if behind.is_empty() && !alone {
+        return Want::Done { budget: false };
+    }
+    if context.budget_s.is_some_and(|budget| evidence.duration_s() >= budget) {
+        return Want::Done { budget: true };
+    }
+    behind.push(context.default.clone());
+    Want::Block { phase: Phase::Trial, arms: behind }
+}
+
+/// Finalists that gain in the final and regress nowhere in it, best first.
+fn choose(context: &SearchContext, evidence: &Evidence, finalists: &[ArmId]) -> Want {
+    let most = context.trial.as_ref().map_or(0, |plan| plan.finalists as usize);
+    let limit = 1.0 + context.settings.max_regression;
+    let living = living(context, evidence);
+    let mut ranked: Vec<(f64, &ArmId)> = finalists
+        .iter()
+        .filter(|arm| living.contains(arm) && !evidence.dropped().iter().any(|(dropped, _)| dropped == *arm))
+        .filter_map(|arm| {
+            let ratios = evidence.objective_log_ratios(Phase::Final, arm, &context.default, &context.objective);
+            let objective = stats::log_ratio_estimate(&ratios, CONFIDENCE)?;
+            let regresses = context.points.iter().any(|point| {
+                let logs = point_log_ratios(evidence, Phase::Final, arm, &context.default, *point);
+                stats::log_ratio_estimate(&logs, CONFIDENCE).is_some_and(|estimate| estimate.ratio > limit)
+            });
+            (objective.high < 1.0 - context.settings.min_gain && !regresses).then_some((objective.ratio, arm))
+        })
+        .collect();
+    ranked.sort_by(|left, right| left.0.total_cmp(&right.0).then_with(|| left.1.cmp(right.1)));
+    let arms: Vec<ArmId> = ranked.into_iter().take(most).map(|(_, arm)| arm.clone()).collect();
+    let reason = if arms.is_empty() {
+        "no finalist gains enough to be tried; the default's pass is timed alone".to_owned()
+    } else {
+        "the finalists that gain without regressing at any point".to_owned()
+    };
+    Want::Trial { arms, reason }
+}
