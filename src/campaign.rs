@@ -388,9 +388,10 @@ impl Campaign<'_> {
             let arm = &communicator.arm.id;
             let measured_some = communicator.points.iter().any(|point: &PointKey| {
                 evidence.values(plan.phase, arm, *point).iter().any(|value| value.block == block)
-            }) || communicator.passes.iter().any(|pass| {
-                evidence.passes(arm, pass.case.key()).iter().any(|value| value.block == block)
-            });
+            }) || communicator
+                .passes
+                .iter()
+                .any(|pass| evidence.passes(arm, pass.case.key()).iter().any(|value| value.block == block));
             missing.contains(&communicator.arm.id) && !measured_some
         };
         let members: Vec<&Arm> =

@@ -315,6 +315,13 @@ impl Evidence {
         self.failures.iter().filter(|failure| failure.arm == *arm).collect()
     }
 
+    /// Failures of an arm while the micro-benchmark ran: a forward pass that cannot be timed says
+    /// nothing against an arm's collectives.
+    pub fn benchmark_failures_of(&self, arm: &ArmId) -> Vec<&Failure> {
+        let in_trial = |failure: &&Failure| self.phases.get(&failure.block) == Some(&Phase::Trial);
+        self.failures.iter().filter(|failure| failure.arm == *arm && !in_trial(failure)).collect()
+    }
+
     /// All failures.
     pub fn failures(&self) -> &[Failure] {
         &self.failures

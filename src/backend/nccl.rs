@@ -17,7 +17,9 @@ use crate::nccl_log::{self, NcclLog, Symptom};
 use crate::probe::normal_address;
 use crate::process::{ChildEvent, ChildSpec, Group, Supervisor};
 use crate::record::{
-    Arm, CellMeasurement, Effective, Event, Flag, GpuState, PassMeasurement, PassVariant, Outcome, OutcomeKind, PointKey, SetLine};
+    Arm, CellMeasurement, Effective, Event, Flag, GpuState, Outcome, OutcomeKind, PassMeasurement, PassVariant,
+    PointKey, SetLine,
+};
 use crate::worker::protocol::{Answer, FailureKind, Order, PROTOCOL, WORKER_ARGUMENT};
 
 /// How long each step may take before the launch is given up. A context on a cold machine with many

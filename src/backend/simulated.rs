@@ -131,12 +131,8 @@ impl SimulatedMachine {
         if !noise.iter().all(|value| (0.0..1.0).contains(value)) || !positive(&self.noise.slow_launch_factor) {
             return bad("noise must lie between 0 and 1".to_owned());
         }
-        let rates = [
-            self.pass.weights_gb_per_s,
-            self.pass.arithmetic_tflop_per_s,
-            self.pass.product_us,
-            self.pass.crowding,
-        ];
+        let rates =
+            [self.pass.weights_gb_per_s, self.pass.arithmetic_tflop_per_s, self.pass.product_us, self.pass.crowding];
         if !rates.iter().all(positive) {
             return bad("the rates of passes must be positive numbers".to_owned());
         }

@@ -381,7 +381,7 @@ fn vetoes(
         ));
     }
     for arm in &context.arms {
-        let failures = evidence.failures_of(&arm.id);
+        let failures = evidence.benchmark_failures_of(&arm.id);
         if let Some(failure) = failures.last()
             && !vetoes.iter().any(|known| known.arm == arm.id)
         {

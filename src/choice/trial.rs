@@ -7,9 +7,7 @@
 
 use crate::collective::{Collective, DataType};
 use crate::evidence::{Evidence, PassValue};
-use crate::record::{
-    Arm, ArmId, PassCase, PassStep, Phase, PointKey, PointPhase, Trial, TrialPlan, Veto, VerdictKind,
-};
+use crate::record::{Arm, ArmId, PassCase, PassStep, Phase, PointKey, PointPhase, Trial, TrialPlan, VerdictKind, Veto};
 use crate::search::SearchContext;
 use crate::stats::{self, RatioEstimate};
 use crate::workload::pass_steps;
@@ -53,12 +51,14 @@ impl Judged {
             (VerdictKind::Adopt, Some(name)) => {
                 (micro, format!("{reason}; in the forward pass {name} {}", self.reason))
             }
-            (VerdictKind::Adopt, None) if self.open => {
-                (VerdictKind::Undecided, format!("the micro-benchmark gains, the forward pass does not decide: {}", self.reason))
-            }
-            (VerdictKind::Adopt, None) => {
-                (VerdictKind::KeepDefault, format!("the micro-benchmark gains, the forward pass does not: {}", self.reason))
-            }
+            (VerdictKind::Adopt, None) if self.open => (
+                VerdictKind::Undecided,
+                format!("the micro-benchmark gains, the forward pass does not decide: {}", self.reason),
+            ),
+            (VerdictKind::Adopt, None) => (
+                VerdictKind::KeepDefault,
+                format!("the micro-benchmark gains, the forward pass does not: {}", self.reason),
+            ),
             (other, _) => (other, reason),
         }
     }
@@ -84,8 +84,13 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence) -> Option<Judg
             .iter()
             .rev()
             .find(|failure| arms.contains(&failure.arm) || failure.arm == context.default)
-            .map_or_else(|| "it was not reached".to_owned(), |failure| format!("{}: {}", failure.kind.name(), failure.detail));
-        notes.push(format!("UNTRIED: the forward pass could not be timed ({failure}); the verdict rests on the micro-benchmark alone"));
+            .map_or_else(
+                || "it was not reached".to_owned(),
+                |failure| format!("{}: {}", failure.kind.name(), failure.detail),
+            );
+        notes.push(format!(
+            "UNTRIED: the forward pass could not be timed ({failure}); the verdict rests on the micro-benchmark alone"
+        ));
         return Some(Judged {
             winner: None,
             profiles: Vec::new(),
@@ -109,9 +114,8 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence) -> Option<Judg
         .filter(enough)
         .filter(|tried| tried.mix.high < gain)
         .min_by(|left, right| left.mix.ratio.total_cmp(&right.mix.ratio));
-    let best = winner.or_else(|| {
-        tried.iter().filter(enough).min_by(|left, right| left.mix.ratio.total_cmp(&right.mix.ratio))
-    });
+    let best =
+        winner.or_else(|| tried.iter().filter(enough).min_by(|left, right| left.mix.ratio.total_cmp(&right.mix.ratio)));
     let reason = best.map_or_else(
         || "no arm was timed often enough without regressing".to_owned(),
         |best| {
@@ -132,7 +136,10 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence) -> Option<Judg
     notes.extend(noise(context, evidence, &deciding));
     notes.extend(mismatches(&trials));
     if !evidence.voided().is_empty() {
-        notes.push(format!("{} blocks of the trial were voided because clocks differed, and repeated", evidence.voided().len()));
+        notes.push(format!(
+            "{} blocks of the trial were voided because clocks differed, and repeated",
+            evidence.voided().len()
+        ));
     }
     Some(Judged {
         winner: winner.map(|winner| winner.arm.id.clone()),
@@ -158,10 +165,8 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence) -> Option<Judg
 
 fn weigh<'a>(context: &SearchContext, evidence: &Evidence, plan: &'a TrialPlan, arm: &'a Arm) -> Option<Tried<'a>> {
     let limit = 1.0 + context.settings.max_regression;
-    let mix = stats::log_ratio_estimate(
-        &evidence.trial_log_ratios(&arm.id, &context.default, &plan.cases),
-        CONFIDENCE,
-    )?;
+    let mix =
+        stats::log_ratio_estimate(&evidence.trial_log_ratios(&arm.id, &context.default, &plan.cases), CONFIDENCE)?;
     let passes: Vec<(&PassCase, RatioEstimate)> = plan
         .cases
         .iter()
@@ -289,8 +294,7 @@ fn predicted_saving_us(
     let (mut saved_us, mut known, mut unknown) = (0.0, 0_u32, 0_u32);
     for step in pass_steps(&plan.shape, case) {
         let PassStep::Reduce { elements } = step else { continue };
-        let point =
-            PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes: elements * 2, ranks };
+        let point = PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes: elements * 2, ranks };
         let of = |id: &ArmId| evidence.median_us(Phase::Final, id, point);
         match of(&context.default).zip(of(&arm.id)) {
             Some((default, tuned)) => {

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use super::args::{BackendArg, Cli, Command, DoctorArgs, EmitArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs, WorkloadCommandArgs};
+use super::args::{
+    BackendArg, Cli, Command, DoctorArgs, EmitArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs, WorkloadCommandArgs,
+};
 use super::environment;
 use super::printer::Printer;
 use super::progress::Progress;

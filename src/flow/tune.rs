@@ -28,8 +28,8 @@ use crate::journal::{self, Journal, JournalError};
 use crate::machine::{Machine, NcclLibrary, NcclVersion};
 use crate::process::Supervisor;
 use crate::record::{
-    Arm, BackendKind, CheckReport, Choice, Event, FORMAT, Labels, Manifest, Origin, OutcomeKind, PassStream, Phase, Pin,
-    Settings, Space, TrialPlan, VerdictKind, Workload,
+    Arm, BackendKind, CheckReport, Choice, Event, FORMAT, Labels, Manifest, Origin, OutcomeKind, PassStream, Phase,
+    Pin, Settings, Space, TrialPlan, VerdictKind, Workload,
 };
 use crate::report::{SummaryRow, summary_csv};
 use crate::search::{Exhaustive, SearchContext, Strategy as _, Want};

@@ -4,9 +4,12 @@ use std::path::Path;
 
 use crate::engine::Engine;
 use crate::error_kind::{ErrorKind, Failure};
-use crate::record::Workload;
+use crate::record::{PassCase, PassShape, Workload};
 use crate::units::nearest_name;
-use crate::workload::{MAX_CONFIG_BYTES, WorkloadRequest, derive, parse_batches, parse_config, preset, preset_names};
+use crate::workload::{
+    MAX_CONFIG_BYTES, ModelConfig, WorkloadRequest, derive, parse_batches, parse_config, pass_cases, pass_shape,
+    preset, preset_names,
+};
 
 /// The model that is tuned for when none is named.
 pub const DEFAULT_MODEL: &str = "kimi-k2.5";
@@ -48,8 +51,8 @@ impl WorkloadWish {
 
 /// Derives the workload for this many ranks on GPUs of this much memory.
 pub fn workload(wish: &WorkloadWish, ranks: u32, gpu_memory_mib: Option<u64>) -> Result<Workload, Failure> {
-    let tensor_parallel = wish.tensor_parallel.unwrap_or(ranks);
     if let Some(sizes) = &wish.sizes {
+        let tensor_parallel = wish.tensor_parallel.unwrap_or(ranks);
         return Ok(crate::workload::from_sizes(sizes, tensor_parallel, crate::collective::DataType::Bf16)?);
     }
     let (config, request) = model_and_request(wish, ranks, gpu_memory_mib)?;

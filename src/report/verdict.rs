@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-
 use super::comma_separated::verdict_csv;
 use super::document::{Document, Table};
 use super::tables::message;

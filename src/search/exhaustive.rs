@@ -145,6 +145,10 @@ fn finals(context: &SearchContext, evidence: &Evidence, finalists: &[ArmId], lau
     let gone: Vec<&ArmId> = evidence.dropped().iter().map(|(arm, _)| arm).collect();
     let mut behind = Vec::new();
     for arm in finalists.iter().filter(|arm| !gone.contains(arm)) {
+        if complete_blocks(context, evidence, Phase::Final, arm) as u32 >= launches {
+            // Whatever happens to it later, its final is over.
+            continue;
+        }
         if !living.contains(arm) {
             let detail = evidence.failures_of(arm).last().map(|failure| failure.detail.clone()).unwrap_or_default();
             return Want::Drop { arm: arm.clone(), reason: DropReason::Failing, detail };
@@ -160,11 +164,11 @@ fn finals(context: &SearchContext, evidence: &Evidence, finalists: &[ArmId], lau
             behind.push(arm.clone());
         }
     }
-    if !living.contains(&context.default) {
-        return Want::Done { budget: false };
-    }
     if behind.is_empty() {
         return super::trial::next(context, evidence, finalists);
+    }
+    if !living.contains(&context.default) {
+        return Want::Done { budget: false };
     }
     if context.budget_s.is_some_and(|budget| evidence.duration_s() >= budget) {
         return Want::Done { budget: true };

@@ -44,8 +44,9 @@ pub(super) struct Buffers {
 impl Buffers {
     /// Allocates for the largest message of the launch and fills the source.
     pub(super) fn new(device: &Device, largest_bytes: usize, pattern: Pattern) -> Result<Self, StepError> {
-        let source = device.allocate(largest_bytes)?;
-        let work = device.allocate(largest_bytes)?;
+        // A launch that times only forward passes has no message; the driver refuses empty memory.
+        let source = device.allocate(largest_bytes.max(2))?;
+        let work = device.allocate(largest_bytes.max(2))?;
         let elements = largest_bytes / 2;
         // Whole periods per copy: a big message must not cost one driver call per period.
         let period = pattern.own().len();

@@ -122,7 +122,19 @@ impl Stage {
         }
         device.synchronize()?;
         let side = device.side_stream()?;
-        Ok(Self { cublaslt, side, workspace, side_workspace, arena, inputs, outputs, side_outputs, source, reduced, limited: wanted > free })
+        Ok(Self {
+            cublaslt,
+            side,
+            workspace,
+            side_workspace,
+            arena,
+            inputs,
+            outputs,
+            side_outputs,
+            source,
+            reduced,
+            limited: wanted > free,
+        })
     }
 
     /// Whether these steps fit the buffers as they are.

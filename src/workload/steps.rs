@@ -147,7 +147,8 @@ mod tests {
     #[test]
     fn context_adds_traffic() {
         let with = PassCase { context: 4096, ..case(1, PointPhase::Decode) };
-        let more = weight_bytes(&pass_steps(&shape(), &with)) - weight_bytes(&pass_steps(&shape(), &case(1, PointPhase::Decode)));
+        let more = weight_bytes(&pass_steps(&shape(), &with))
+            - weight_bytes(&pass_steps(&shape(), &case(1, PointPhase::Decode)));
         assert_eq!(more, 3 * 4096 * 1024);
     }
 }
