@@ -6,7 +6,9 @@ use crate::engine::Engine;
 use crate::error_kind::{ErrorKind, Failure};
 use crate::record::Workload;
 use crate::units::nearest_name;
-use crate::workload::{MAX_CONFIG_BYTES, WorkloadRequest, derive, parse_batches, parse_config, preset, preset_names};
+use crate::workload::{
+    MAX_CONFIG_BYTES, ModelConfig, WorkloadRequest, derive, parse_batches, parse_config, preset, preset_names,
+};
 
 /// The model that is tuned for when none is named.
 pub const DEFAULT_MODEL: &str = "kimi-k2.5";
@@ -48,29 +50,38 @@ impl WorkloadWish {
 
 /// Derives the workload for this many ranks on GPUs of this much memory.
 pub fn workload(wish: &WorkloadWish, ranks: u32, gpu_memory_mib: Option<u64>) -> Result<Workload, Failure> {
-    let tensor_parallel = wish.tensor_parallel.unwrap_or(ranks);
     if let Some(sizes) = &wish.sizes {
+        let tensor_parallel = wish.tensor_parallel.unwrap_or(ranks);
         return Ok(crate::workload::from_sizes(sizes, tensor_parallel, crate::collective::DataType::Bf16)?);
     }
-    let model = wish.model.as_deref().unwrap_or(DEFAULT_MODEL);
-    let (text, name) = read_model(model)?;
-    let config = parse_config(&text, &name)?;
+    let (config, request) = model_and_request(wish, ranks, gpu_memory_mib)?;
+    Ok(derive(&config, &request)?)
+}
+
+/// The model and what is asked of it, for whatever is derived from the two; sizes that were named
+/// directly play no part in it.
+pub fn model_and_request(
+    wish: &WorkloadWish,
+    ranks: u32,
+    gpu_memory_mib: Option<u64>,
+) -> Result<(ModelConfig, WorkloadRequest), Failure> {
+    let config = read_model(wish.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
     let request = WorkloadRequest {
         engine: wish.engine(),
-        tensor_parallel,
+        tensor_parallel: wish.tensor_parallel.unwrap_or(ranks),
         batches: parse_batches(wish.batches.as_deref().unwrap_or(DEFAULT_BATCHES))?,
         verify_tokens: wish.verify_tokens.unwrap_or(1),
         chunk: wish.chunk,
         gpu_memory_mib,
         assume_decoder: wish.assume_decoder,
     };
-    Ok(derive(&config, &request)?)
+    Ok((config, request))
 }
 
 /// A preset by name, else a file. A name with a slash or an extension is always a file.
-fn read_model(model: &str) -> Result<(String, String), Failure> {
-    if let Some(text) = preset(model) {
-        return Ok((text.to_owned(), model.to_owned()));
+fn read_model(model: &str) -> Result<ModelConfig, Failure> {
+    if let Some(config) = preset(model) {
+        return Ok(config?);
     }
     let path = Path::new(model);
     let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
@@ -95,5 +106,5 @@ fn read_model(model: &str) -> Result<(String, String), Failure> {
             .map_or_else(|| "config.json".to_owned(), |name| name.to_string_lossy().into_owned()),
         Some(name) => name.trim_end_matches(".json").to_owned(),
     };
-    Ok((text, name))
+    Ok(parse_config(&text, &name)?)
 }
