@@ -84,7 +84,7 @@ pub(super) enum StrategyArg {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Workload")]
 pub(super) struct WorkloadArgs {
-    /// Preset (kimi-k2.5, llama-3.1-70b) or a config.json [default: kimi-k2.5].
+    /// Preset (kimi-k2.5, llama-3.1-70b, bench) or a config.json [default: kimi-k2.5].
     #[arg(long, value_name = "FILE|PRESET", env = "NCCLTUNE_MODEL")]
     pub(super) model: Option<String>,
 

@@ -59,14 +59,14 @@ pub fn workload(wish: &WorkloadWish, ranks: u32, gpu_memory_mib: Option<u64>) ->
     Ok(derive(&config, &request)?)
 }
 
+/// The model and what is asked of it, for whatever is derived from the two; sizes that were named
+/// directly play no part in it.
 fn model_and_request(
     wish: &WorkloadWish,
     ranks: u32,
     gpu_memory_mib: Option<u64>,
 ) -> Result<(ModelConfig, WorkloadRequest), Failure> {
-    let model = wish.model.as_deref().unwrap_or(DEFAULT_MODEL);
-    let (text, name) = read_model(model)?;
-    let config = parse_config(&text, &name)?;
+    let config = read_model(wish.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
     let request = WorkloadRequest {
         engine: wish.engine(),
         tensor_parallel: wish.tensor_parallel.unwrap_or(ranks),
@@ -95,9 +95,9 @@ pub fn trial_shape(
 }
 
 /// A preset by name, else a file. A name with a slash or an extension is always a file.
-fn read_model(model: &str) -> Result<(String, String), Failure> {
-    if let Some(text) = preset(model) {
-        return Ok((text.to_owned(), model.to_owned()));
+fn read_model(model: &str) -> Result<ModelConfig, Failure> {
+    if let Some(config) = preset(model) {
+        return Ok(config?);
     }
     let path = Path::new(model);
     let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
@@ -122,5 +122,5 @@ fn read_model(model: &str) -> Result<(String, String), Failure> {
             .map_or_else(|| "config.json".to_owned(), |name| name.to_string_lossy().into_owned()),
         Some(name) => name.trim_end_matches(".json").to_owned(),
     };
-    Ok((text, name))
+    Ok(parse_config(&text, &name)?)
 }

@@ -7,6 +7,8 @@ pub enum Standing {
     Read,
     /// Built like one that was read; its own code was not.
     Analogy,
+    /// Made up for measuring: what it issues is so by definition.
+    MadeUp,
     /// A speculative draft: never the target of a pass.
     Draft,
     /// Not known, for this reason.

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value};
 
 use super::architecture::{Shape, Standing, recognise};
+use super::shape::{ModelShape, read_shape};
 use super::{WorkloadError, shown};
 use crate::collective::DataType;
 
@@ -42,6 +43,11 @@ pub enum AllReduceRule {
         /// Layers with a feed-forward part.
         feed_forward: u32,
     },
+    /// The two blocks of every layer, with no embedding before them: 2 x layers.
+    LayersAlone {
+        /// Layers.
+        layers: u32,
+    },
 }
 
 impl AllReduceRule {
@@ -51,6 +57,7 @@ impl AllReduceRule {
             Self::Decoder { layers } => 1 + 2 * layers,
             Self::OneMixer { layers } => 1 + layers,
             Self::Blocks { attention, feed_forward } => 1 + attention + feed_forward,
+            Self::LayersAlone { layers } => 2 * layers,
         }
     }
 
@@ -62,11 +69,12 @@ impl AllReduceRule {
             Self::Blocks { attention, feed_forward } => {
                 format!("embedding, {attention} attention and {feed_forward} feed-forward blocks")
             }
+            Self::LayersAlone { layers } => format!("attention and feed-forward of {layers} layers"),
         }
     }
 }
 
-/// What the collectives of a model depend on.
+/// What the collectives of a model depend on, and its matrices as far as they can be told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelConfig {
     /// What the caller called it.
@@ -77,8 +85,8 @@ pub struct ModelConfig {
     pub standing: Standing,
     /// Width of the residual stream, in elements.
     pub hidden_size: u64,
-    /// Tokens the model can name.
-    pub vocab_size: u64,
+    /// Tokens the model can name; none where it ends before its head.
+    pub vocab_size: Option<u64>,
     /// Query heads.
     pub attention_heads: Option<u64>,
     /// Key-value heads.
@@ -91,6 +99,9 @@ pub struct ModelConfig {
     pub all_reduces: AllReduceRule,
     /// What was assumed while reading.
     pub notes: Vec<String>,
+    /// The weight matrices, or why they cannot be told. Only the trial in a forward pass needs them;
+    /// see [`pass_shape`](super::pass_shape).
+    pub shape: Result<ModelShape, Vec<String>>,
 }
 
 /// Reads the text of a `config.json`; `name` is what messages call it (a path or a preset).
@@ -142,12 +153,13 @@ pub fn parse_config(text: &str, name: &str) -> Result<ModelConfig, WorkloadError
     if fields.positive("hidden_size_per_layer_input", MAX_HIDDEN_SIZE).is_ok_and(|width| width.is_some()) {
         notes.push("the model has embeddings per layer; the collectives they add are not counted".to_owned());
     }
+    let shape = read_shape(&fields, hidden_size, all_reduces);
     Ok(ModelConfig {
         name: name.to_owned(),
         architecture: recognised.architecture,
         standing: fields.standing(recognised.family.standing),
         hidden_size,
-        vocab_size,
+        vocab_size: Some(vocab_size),
         attention_heads: fields.positive("num_attention_heads", MAX_HEADS)?,
         key_value_heads: fields.positive("num_key_value_heads", MAX_HEADS)?,
         // Only a caveat hangs on it, so a strange value is no reason to refuse the model.
@@ -158,11 +170,12 @@ pub fn parse_config(text: &str, name: &str) -> Result<ModelConfig, WorkloadError
         dtype,
         all_reduces,
         notes,
+        shape,
     })
 }
 
 /// The two levels at which a field may stand.
-struct Fields<'a> {
+pub(super) struct Fields<'a> {
     name: &'a str,
     outer: &'a Map<String, Value>,
     inner: Option<&'a Map<String, Value>>,
@@ -170,7 +183,7 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// The field's value; null counts as absent, because configs write it for "not applicable".
-    fn get(&self, field: &str) -> Option<&'a Value> {
+    pub(super) fn get(&self, field: &str) -> Option<&'a Value> {
         let present = |level: &'a Map<String, Value>| level.get(field).filter(|value| !value.is_null());
         self.inner.and_then(present).or_else(|| present(self.outer))
     }
@@ -404,7 +417,7 @@ fn kind_of(value: &Value) -> &'static str {
 }
 
 /// A value short enough for a message; lists and objects by kind alone.
-fn describe(value: &Value) -> String {
+pub(super) fn describe(value: &Value) -> String {
     match value {
         Value::Number(number) => number.to_string(),
         Value::String(text) => shown(text),
@@ -445,7 +458,7 @@ mod tests {
         let config = parsed(&llama());
         assert_eq!(config.all_reduces, AllReduceRule::Decoder { layers: 32 });
         assert_eq!(config.all_reduces.calls(), 65);
-        assert_eq!((config.hidden_size, config.vocab_size), (4096, 128_256));
+        assert_eq!((config.hidden_size, config.vocab_size), (4096, Some(128_256)));
         assert_eq!((config.attention_heads, config.key_value_heads), (Some(32), Some(8)));
         assert_eq!(config.dtype, DataType::Bf16);
         assert_eq!(config.standing, Standing::Read);
@@ -459,7 +472,7 @@ mod tests {
             "hidden_size": 1, "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
             "text_config": {"hidden_size": 7168, "num_hidden_layers": 61, "dtype": null, "num_attention_heads": 64},
         }));
-        assert_eq!((config.hidden_size, config.vocab_size), (7168, 163_840));
+        assert_eq!((config.hidden_size, config.vocab_size), (7168, Some(163_840)));
         assert_eq!(config.all_reduces.calls(), 123);
         assert_eq!(config.dtype, DataType::Bf16);
         assert_eq!(config.key_value_heads, None);

@@ -52,10 +52,7 @@ pub struct WorkloadRequest {
 /// all-gather of its logits. Weights sum to 1 over batches. Guard points carry batch 1 and weight
 /// 0: they decide nothing and must not regress.
 pub fn derive(config: &ModelConfig, request: &WorkloadRequest) -> Result<Workload, WorkloadError> {
-    check_request(request)?;
-    check_architecture(config, request)?;
-    check_width(config, request.tensor_parallel)?;
-
+    check(config, request)?;
     let mut assumptions = general_assumptions(config, request);
     let total: f64 = request.batches.iter().map(|(_, weight)| weight).sum();
     let mut points = Vec::with_capacity(2 * request.batches.len());
@@ -75,6 +72,13 @@ pub fn derive(config: &ModelConfig, request: &WorkloadRequest) -> Result<Workloa
         guard,
         assumptions,
     })
+}
+
+/// What must hold before anything is derived.
+pub(super) fn check(config: &ModelConfig, request: &WorkloadRequest) -> Result<(), WorkloadError> {
+    check_request(request)?;
+    check_architecture(config, request)?;
+    check_width(config, request.tensor_parallel)
 }
 
 fn check_request(request: &WorkloadRequest) -> Result<(), WorkloadError> {
@@ -100,7 +104,7 @@ fn check_architecture(config: &ModelConfig, request: &WorkloadRequest) -> Result
         Standing::Unknown(reason) if !request.assume_decoder => {
             Err(WorkloadError::UnknownArchitecture { name, architecture, reason })
         }
-        Standing::Unknown(_) | Standing::Read | Standing::Analogy => Ok(()),
+        Standing::Unknown(_) | Standing::Read | Standing::Analogy | Standing::MadeUp => Ok(()),
     }
 }
 
@@ -127,33 +131,41 @@ fn splits(config: &ModelConfig, tensor_parallel: u32) -> Result<(), String> {
     {
         return Err(format!("{heads} key-value heads neither divide evenly nor copy evenly"));
     }
-    let vocabulary = padded_vocabulary(config);
-    if !vocabulary.is_multiple_of(width) {
+    if let Some(vocabulary) = padded_vocabulary(config)
+        && !vocabulary.is_multiple_of(width)
+    {
         return Err(format!("a vocabulary of {} does not divide evenly", group_thousands(vocabulary)));
     }
     Ok(())
 }
 
-fn padded_vocabulary(config: &ModelConfig) -> u64 {
-    config.vocab_size.next_multiple_of(VOCABULARY_PADDING)
+/// The vocabulary as the engines split it; none where the model has no head.
+pub(super) fn padded_vocabulary(config: &ModelConfig) -> Option<u64> {
+    config.vocab_size.map(|size| size.next_multiple_of(VOCABULARY_PADDING))
 }
 
 /// One pass of the target model over the sequences of a batch.
-struct Pass {
+pub(super) struct Pass {
     batch: u32,
     /// Tokens before padding.
     exact: u64,
     /// Tokens after it.
-    tokens: u64,
-    captured: bool,
+    pub(super) tokens: u64,
+    /// Whether the engine captures a graph of this size.
+    pub(super) captured: bool,
 }
 
 impl Pass {
-    fn of(batch: u32, request: &WorkloadRequest) -> Self {
+    pub(super) fn of(batch: u32, request: &WorkloadRequest) -> Self {
         let padded =
             request.engine.padded_tokens(batch, request.verify_tokens, request.gpu_memory_mib, request.tensor_parallel);
         let exact = u64::from(batch) * u64::from(request.verify_tokens);
         Self { batch, exact, tokens: padded.tokens, captured: padded.captured }
+    }
+
+    /// What it is, in an error.
+    pub(super) fn in_words(&self, request: &WorkloadRequest) -> String {
+        format!("batch {} with {} tokens per sequence", self.batch, request.verify_tokens)
     }
 
     /// Rows of logits. SGLang computes them inside the captured graph, padding included; vLLM
@@ -201,17 +213,34 @@ impl Pass {
         config: &ModelConfig,
         request: &WorkloadRequest,
         weight: f64,
-    ) -> Result<[Point; 2], WorkloadError> {
-        let phase = if request.verify_tokens > 1 { PointPhase::Verify } else { PointPhase::Decode };
-        let what = || format!("batch {} with {} tokens per sequence", self.batch, request.verify_tokens);
-        let mut all_reduce = all_reduce(config, request, self.tokens, phase, what)?;
-        let mut logits = logits(config, request, self.logit_rows(request.engine), phase);
-        for point in [&mut all_reduce, &mut logits] {
+    ) -> Result<Vec<Point>, WorkloadError> {
+        let phase = phase(request);
+        let mut points = vec![all_reduce(config, request, self.tokens, phase, || self.in_words(request))?];
+        points.extend(logits(config, request, self.logit_rows(request.engine), phase));
+        for point in &mut points {
             point.batch = self.batch;
             point.weight = weight;
         }
-        Ok([all_reduce, logits])
+        Ok(points)
     }
+}
+
+/// The phase of the passes that decide.
+pub(super) const fn phase(request: &WorkloadRequest) -> PointPhase {
+    if request.verify_tokens > 1 { PointPhase::Verify } else { PointPhase::Decode }
+}
+
+/// Bytes of one all-reduce of a pass of `tokens` tokens; `what` names the pass in an error.
+pub(super) fn message_bytes(
+    config: &ModelConfig,
+    tokens: u64,
+    what: impl FnOnce() -> String,
+) -> Result<u64, WorkloadError> {
+    let bytes = tokens * config.hidden_size * config.dtype.size_bytes();
+    if bytes > MAX_MESSAGE_BYTES {
+        return Err(WorkloadError::MessageTooLarge { what: what(), bytes });
+    }
+    Ok(bytes)
 }
 
 /// The all-reduces of a pass of `tokens` tokens, as a guard; `what` names the pass in an error.
@@ -222,10 +251,7 @@ fn all_reduce(
     phase: PointPhase,
     what: impl FnOnce() -> String,
 ) -> Result<Point, WorkloadError> {
-    let bytes = tokens * config.hidden_size * config.dtype.size_bytes();
-    if bytes > MAX_MESSAGE_BYTES {
-        return Err(WorkloadError::MessageTooLarge { what: what(), bytes });
-    }
+    let bytes = message_bytes(config, tokens, what)?;
     Ok(marked(Point {
         collective: Collective::AllReduce,
         dtype: config.dtype,
@@ -241,13 +267,14 @@ fn all_reduce(
 }
 
 /// The all-gather of `rows` rows of logits, as a guard. The engines gather in the activation type,
-/// before anything is widened, with the vocabulary still padded.
-fn logits(config: &ModelConfig, request: &WorkloadRequest, rows: u64, phase: PointPhase) -> Point {
+/// before anything is widened, with the vocabulary still padded. None without a head.
+fn logits(config: &ModelConfig, request: &WorkloadRequest, rows: u64, phase: PointPhase) -> Option<Point> {
     let plural = if rows == 1 { "row" } else { "rows" };
-    marked(Point {
+    let vocabulary = padded_vocabulary(config)?;
+    Some(marked(Point {
         collective: Collective::AllGather,
         dtype: config.dtype,
-        bytes: rows * padded_vocabulary(config) * config.dtype.size_bytes(),
+        bytes: rows * vocabulary * config.dtype.size_bytes(),
         ranks: request.tensor_parallel,
         calls_per_pass: 1,
         batch: 1,
@@ -255,16 +282,23 @@ fn logits(config: &ModelConfig, request: &WorkloadRequest, rows: u64, phase: Poi
         phase,
         measured: false,
         origin: format!("logits, {rows} {plural}"),
-    })
+    }))
 }
 
-/// Prefill: a full chunk, a short one, and the logits of one sequence.
+/// Tokens of the prefill passes that are guarded: a full chunk and a short one. No pass of prefill is
+/// longer than a chunk, so a short chunk leaves only itself.
+pub(super) fn prefill_sizes(request: &WorkloadRequest) -> impl Iterator<Item = u32> {
+    let chunk = request.chunk.unwrap_or_else(|| request.engine.prefill_chunk(request.gpu_memory_mib));
+    [Some(chunk), (chunk > SHORT_PREFILL_TOKENS).then_some(SHORT_PREFILL_TOKENS)].into_iter().flatten()
+}
+
+/// Prefill: the all-reduces of both sizes, and the logits of one sequence.
 fn guard_points(
     config: &ModelConfig,
     request: &WorkloadRequest,
     assumptions: &mut Vec<String>,
 ) -> Result<Vec<Point>, WorkloadError> {
-    let chunk = request.chunk.unwrap_or_else(|| {
+    if request.chunk.is_none() {
         let chunk = request.engine.prefill_chunk(request.gpu_memory_mib);
         let source = match request.engine {
             Engine::Sglang | Engine::Vllm => format!("{}'s default", request.engine.title()),
@@ -276,18 +310,16 @@ fn guard_points(
             None => " where the GPU's memory is not known".to_owned(),
         };
         assumptions.push(format!("prefill runs in chunks of {chunk} tokens, {source}{memory}; --chunk says otherwise"));
-        chunk
-    });
-    // No pass of prefill is longer than a chunk, so a short chunk leaves only itself.
-    let sizes = [Some(chunk), (chunk > SHORT_PREFILL_TOKENS).then_some(SHORT_PREFILL_TOKENS)];
+    }
     let mut guard = Vec::with_capacity(3);
-    for tokens in sizes.into_iter().flatten() {
+    for tokens in prefill_sizes(request) {
         let what = || format!("a prefill chunk of {tokens} tokens");
         let point = all_reduce(config, request, u64::from(tokens), PointPhase::Prefill, what)?;
         guard.push(Point { origin: format!("prefill of {tokens} tokens: {}", point.origin), ..point });
     }
-    let origin = "prefill: logits of a sequence's last token".to_owned();
-    guard.push(Point { origin, ..logits(config, request, 1, PointPhase::Prefill) });
+    if let Some(point) = logits(config, request, 1, PointPhase::Prefill) {
+        guard.push(Point { origin: "prefill: logits of a sequence's last token".to_owned(), ..point });
+    }
     Ok(guard)
 }
 
@@ -325,7 +357,7 @@ fn general_assumptions(config: &ModelConfig, request: &WorkloadRequest) -> Vec<S
             engine.title()
         ));
     }
-    if config.key_value_heads.is_none() {
+    if config.key_value_heads.is_none() && config.standing != Standing::MadeUp {
         notes.push("the config gives no number of key-value heads, so the width was not checked against it".to_owned());
     }
     if let Some(groups) = config.mamba_groups
@@ -341,7 +373,9 @@ fn general_assumptions(config: &ModelConfig, request: &WorkloadRequest) -> Vec<S
             "the draft model's own passes are not included: these points are the target's verify pass".to_owned(),
         );
     }
-    notes.push("all-gathers of logits are listed, and this version does not measure them".to_owned());
+    if config.vocab_size.is_some() {
+        notes.push("all-gathers of logits are listed, and this version does not measure them".to_owned());
+    }
     notes.extend(unmeasured_dtype_note(config.dtype));
     notes
 }
@@ -379,12 +413,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::workload::{AllReduceRule, parse_batches, parse_config, preset};
+    use crate::workload::{AllReduceRule, parse_batches, preset};
 
     const RTX_PRO_6000_MIB: Option<u64> = Some(97_887);
 
     fn model(name: &str) -> ModelConfig {
-        parse_config(preset(name).expect("a preset"), name).expect("a valid preset")
+        preset(name).expect("a preset").expect("a valid preset")
     }
 
     fn request(engine: Engine, batches: &str, verify_tokens: u32) -> WorkloadRequest {
@@ -629,7 +663,7 @@ mod tests {
         ) {
             let config = ModelConfig {
                 hidden_size,
-                vocab_size,
+                vocab_size: Some(vocab_size),
                 dtype,
                 all_reduces: AllReduceRule::Decoder { layers },
                 ..model("kimi-k2.5")

@@ -79,6 +79,18 @@ pub enum WorkloadError {
         /// Why it is not taken as one.
         reason: &'static str,
     },
+    /// The collectives are known, the weights are not.
+    #[error(
+        "{name}: its forward pass cannot be shaped, because {}; the micro-benchmark does not need this and works \
+         without, the trial inside a forward pass does not",
+        reasons.join(" and ")
+    )]
+    NoPassShape {
+        /// The config.
+        name: String,
+        /// What is missing or cannot be what it says, each in words.
+        reasons: Vec<String>,
+    },
     /// A speculative draft where the target is wanted.
     #[error(
         "{name}: {architecture} is a speculative draft; give the config.json of the target model that it drafts for"

@@ -3,6 +3,8 @@
 //! Three steps, each usable alone: [`parse_config`] reads what the collectives depend on,
 //! [`parse_batches`] reads which concurrencies matter and how much, and [`derive()`] turns both
 //! into a [`Workload`](crate::record::Workload). [`from_sizes`] makes one from bare message sizes.
+//! From the same two, [`pass_shape`] and [`pass_cases`] describe a forward pass with the model's own
+//! matrices, in which settings can compete as they will be used.
 //!
 //! The rule is that of plain tensor parallelism, where every layer is split over all GPUs. A pass
 //! of T tokens issues one all-reduce of T x hidden size for the embedding, one for each attention
@@ -19,8 +21,10 @@ mod derive;
 mod error;
 mod pass;
 mod presets;
+mod shape;
 mod sizes;
 mod steps;
+mod storage;
 
 pub use architecture::Standing;
 pub use batches::{BatchError, MAX_BATCH, MAX_BATCHES, parse_batches};
@@ -29,8 +33,10 @@ pub use derive::{MAX_CHUNK, MAX_VERIFY_TOKENS, SHORT_PREFILL_TOKENS, WorkloadReq
 pub use error::WorkloadError;
 pub use pass::{pass_cases, pass_shape};
 pub use presets::{preset, preset_names};
+pub use shape::{Cache, FeedForwardShape, LayerShape, Matrix, ModelShape};
 pub use sizes::{MAX_SIZES, from_sizes};
 pub use steps::pass_steps;
+pub use storage::Stored;
 
 use crate::collective::{Collective, DataType};
 use crate::record::Point;
