@@ -526,6 +526,7 @@ mod tests {
                 final_launches: Some(6),
                 cell_time_ms: 1.0,
             },
+            most_trial_launches: None,
             trial: None,
             budget_s: None,
         }

@@ -135,6 +135,7 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence) -> Option<Judg
     let trials = rows(context, evidence, plan, &tried);
     notes.extend(noise(context, evidence, &deciding));
     notes.extend(mismatches(&trials));
+    notes.extend(crowding(&trials));
     if !evidence.voided().is_empty() {
         notes.push(format!(
             "{} blocks of the trial were voided because clocks differed, and repeated",
@@ -325,6 +326,22 @@ fn noise(context: &SearchContext, evidence: &Evidence, deciding: &[&PassCase]) -
             ))
         })
         .collect()
+}
+
+/// What products beside each collective cost, default against arm, at the largest pass.
+fn crowding(trials: &[Trial]) -> Option<String> {
+    let trial = trials
+        .iter()
+        .filter(|trial| trial.ratio.is_some() && trial.crowded_ms.is_some())
+        .max_by_key(|trial| trial.tokens)?;
+    let ([default, arm], baseline, tuned) = (trial.crowded_ms?, trial.baseline_ms?, trial.winner_ms?);
+    Some(format!(
+        "with products running beside each collective, the pass of {} tokens takes {default:.3} ms by default ({:+.1} %) and {arm:.3} ms with {} ({:+.1} %)",
+        trial.tokens?,
+        (default / baseline - 1.0) * 100.0,
+        trial.arm,
+        (arm / tuned - 1.0) * 100.0
+    ))
 }
 
 /// Gains that the micro-benchmark promised and the pass did not keep, or the other way round.

@@ -27,6 +27,7 @@ pub(super) fn lines(choice: &Choice, manifest: &Manifest, form: EmitAs, empty: b
     lines.push(format!("{FINGERPRINT}{}", manifest.fingerprint.combined));
     lines.push(format!("workload: {}", wording::workload(workload)));
     lines.push(format!("{VERDICT}{}", wording::verdict(choice)));
+    lines.extend(wording::forward_pass(choice).map(|pass| format!("forward pass: {pass}")));
     lines.extend(wording::best_finalist(choice));
     if choice.verdict == VerdictKind::Adopt {
         let unsafe_points = wording::not_shown_safe(choice);

@@ -261,6 +261,7 @@ fn prepare(
         objective,
         points: measured_points(&workload),
         settings: settings.clone(),
+        most_trial_launches: None,
         trial: trial.clone(),
         budget_s: request.time_budget_s,
         arms: arms.clone(),
@@ -308,8 +309,8 @@ fn prepare(
     Ok(Prepared { manifest, context, version, cublaslt, recorded })
 }
 
-/// Launches and finalists of a trial that says nothing else.
-const TRIAL_LAUNCHES: u32 = 4;
+/// Fewest and most launches, and finalists, of a trial that says nothing else.
+const TRIAL_LAUNCHES: (u32, u32) = (4, 12);
 const TRIAL_FINALISTS: u32 = 2;
 /// Tokens of context, likewise: a conversation of a few pages.
 const TRIAL_CONTEXT: u64 = 4096;
@@ -330,7 +331,11 @@ fn trial(
         && request.workload.is_empty()
         && (!request.resume || manifest.trial.is_some())
     {
-        let changed = |plan: TrialPlan| TrialPlan { launches: request.trial_launches.unwrap_or(plan.launches), ..plan };
+        let changed = |plan: TrialPlan| TrialPlan {
+            launches: request.trial_launches.unwrap_or(plan.launches),
+            most_launches: request.trial_launches.unwrap_or(plan.most_launches),
+            ..plan
+        };
         return Ok(manifest.trial.clone().map(changed));
     }
     let wish = match previous {
@@ -355,7 +360,8 @@ fn trial(
         cases,
         stream: stream(true),
         eager_stream: stream(false),
-        launches: request.trial_launches.unwrap_or(TRIAL_LAUNCHES),
+        launches: request.trial_launches.unwrap_or(TRIAL_LAUNCHES.0),
+        most_launches: request.trial_launches.unwrap_or(TRIAL_LAUNCHES.1),
         finalists: TRIAL_FINALISTS,
     }))
 }

@@ -132,8 +132,10 @@ pub struct TrialPlan {
     pub stream: PassStream,
     /// Where collectives of passes that are issued call by call are.
     pub eager_stream: PassStream,
-    /// Paired launches of each finalist.
+    /// Paired launches of each finalist at least.
     pub launches: u32,
+    /// And at most; how many follows from the spread of the first ones.
+    pub most_launches: u32,
     /// Finalists at most.
     pub finalists: u32,
 }

@@ -84,6 +84,9 @@ fn headline(document: &mut Document, choice: &Choice) {
         && let Some(gain) = wording::gain(choice)
     {
         document.paragraph(format!("{gain}."));
+        if let Some(pass) = wording::forward_pass(choice) {
+            document.paragraph(format!("{}.", capitalized(&pass)));
+        }
     }
     // The gain above is the reason of an adoption.
     if choice.verdict != VerdictKind::Adopt {

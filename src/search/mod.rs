@@ -32,6 +32,8 @@ pub struct SearchContext {
     pub points: Vec<PointKey>,
     /// Thresholds and sizes.
     pub settings: Settings,
+    /// Most launches of a trial that can be had, where that is limited.
+    pub most_trial_launches: Option<u32>,
     /// The trial in a forward pass that follows the final, where one is wanted.
     pub trial: Option<TrialPlan>,
     /// Seconds the run may take in all.

@@ -2,7 +2,7 @@
 
 use super::{SearchContext, Want, living, point_log_ratios};
 use crate::evidence::Evidence;
-use crate::record::{ArmId, Phase};
+use crate::record::{ArmId, PassCase, Phase, TrialPlan};
 use crate::stats;
 
 /// Confidence of the intervals, as in the verdict.
@@ -17,10 +17,11 @@ pub(super) fn next(context: &SearchContext, evidence: &Evidence, finalists: &[Ar
         return Want::Done { budget: false };
     }
     let default_blocks = evidence.trial_blocks(&context.default, &context.default, &plan.cases) as u32;
+    let wanted = planned_launches(context, evidence, plan, arms);
     let mut behind: Vec<ArmId> = arms
         .iter()
         .filter(|arm| living.contains(arm))
-        .filter(|arm| (evidence.trial_blocks(arm, &context.default, &plan.cases) as u32) < plan.launches)
+        .filter(|arm| (evidence.trial_blocks(arm, &context.default, &plan.cases) as u32) < wanted)
         .cloned()
         .collect();
     // Without arms the default is timed alone: what does this model's pass take here?
@@ -33,6 +34,24 @@ pub(super) fn next(context: &SearchContext, evidence: &Evidence, finalists: &[Ar
     }
     behind.push(context.default.clone());
     Want::Block { phase: Phase::Trial, arms: behind }
+}
+
+/// Launches that make the intervals of the deciding passes as narrow as the regression they guard
+/// against, from the spread of the first few. Only the spread of those is looked at, never their
+/// mean, so that nobody stops when the figures happen to look good.
+fn planned_launches(context: &SearchContext, evidence: &Evidence, plan: &TrialPlan, arms: &[ArmId]) -> u32 {
+    let first = plan.launches as usize;
+    let spread = |arm: &ArmId, case: &PassCase| {
+        let logs = evidence.pass_log_ratios(arm, &context.default, case.key());
+        stats::trimmed(logs.get(..first)?).map(|trimmed| trimmed.spread())
+    };
+    let deciding = plan.cases.iter().filter(|case| case.weight > 0.0);
+    let widest = deciding.flat_map(|case| arms.iter().filter_map(move |arm| spread(arm, case))).max_by(f64::total_cmp);
+    let target = context.settings.max_regression.max(0.005);
+    let launches = widest.map_or(plan.launches, |spread| {
+        stats::launches_needed(spread, target, CONFIDENCE, plan.launches, plan.most_launches.max(plan.launches))
+    });
+    context.most_trial_launches.map_or(launches, |most| launches.min(most))
 }
 
 /// Finalists that gain in the final and regress nowhere in it, best first.

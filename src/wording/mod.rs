@@ -90,6 +90,23 @@ pub fn gain(choice: &Choice) -> Option<String> {
     ))
 }
 
+/// What the forward pass said of the adopted arm; or that it was not tried.
+pub fn forward_pass(choice: &Choice) -> Option<String> {
+    let winner = choice.winner.as_deref()?;
+    let mix = choice.trials.iter().find(|trial| trial.arm == winner && trial.tokens.is_none());
+    let Some((ratio, [low, high])) = mix.and_then(|mix| mix.ratio.zip(mix.ratio_ci95)) else {
+        return Some("UNTRIED: no forward pass was timed, the gain is that of the collectives alone".to_owned());
+    };
+    let launches = mix.map_or(0, |mix| mix.launches);
+    Some(format!(
+        "in a forward pass shaped like the model {} less time (95 % interval {} to {}), {launches} paired {}",
+        percent(1.0 - ratio),
+        percent(1.0 - high),
+        percent(1.0 - low),
+        plural(launches, "launch", "launches")
+    ))
+}
+
 /// The verdict as a reader is told it: name, then what it means or why.
 pub fn verdict(choice: &Choice) -> String {
     let kind = choice.verdict.name();
