@@ -528,6 +528,7 @@ mod tests {
             },
             most_trial_launches: None,
             trial: None,
+            most_launches: None,
             budget_s: None,
         }
     }

@@ -20,6 +20,7 @@ use crate::record::{
 use crate::search::{SearchContext, point_log_ratios, shown_regressions};
 use crate::stats::{self, RatioEstimate};
 use crate::units::group_thousands;
+use crate::wording::plural;
 
 /// Confidence of every interval of the verdict.
 const CONFIDENCE: f64 = 0.95;
@@ -545,7 +546,11 @@ fn notes(
 ) -> Vec<String> {
     let mut notes = facts.notes.clone();
     if evidence.segments() > 0 {
-        notes.push(format!("the run was resumed {} times; no pair spans a resume", evidence.segments()));
+        notes.push(format!(
+            "the run was resumed {} {}; no pair spans a resume",
+            evidence.segments(),
+            plural(evidence.segments(), "time", "times")
+        ));
     }
     let phase = if best.is_some() { Phase::Final } else { Phase::Search };
     for point in &context.points {

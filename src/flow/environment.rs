@@ -70,7 +70,7 @@ fn did_you_mean(name: Option<&str>) -> String {
 }
 
 fn after_semicolon(text: Option<&str>) -> String {
-    text.map(|text| format!("; {text}")).unwrap_or_default()
+    text.map(|text| format!("; write {text}")).unwrap_or_default()
 }
 
 impl Classified for PinError {

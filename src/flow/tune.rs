@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MANIFEST_FILE, SUMMARY_FILE};
+use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MACHINE_FILE, MANIFEST_FILE, SUMMARY_FILE};
 use super::emit::effect_of;
 use super::environment::{as_map, inherited, merge, parse_pins, worker_environment};
 use super::facts::{BackendChoice, MachineFacts, ask_driver, fingerprint, gather};
-use super::workload::{WorkloadWish, trial_shape, workload};
+use super::workload::{WorkloadWish, length_of, trial_shape, workload};
 use super::{Listener, Update};
 use crate::backend::nccl::{NcclBackend, NcclSetup};
 use crate::backend::replay::ReplayBackend;
@@ -148,7 +148,7 @@ struct Prepared {
 pub fn tune(request: &TuneRequest, listener: Listener<'_>) -> Result<TuneEnd, Failure> {
     let supervisor = Rc::new(Supervisor::start()?);
     let previous = previous_manifest(request)?;
-    let prepared = prepare(request, &supervisor, previous.as_ref(), listener)?;
+    let mut prepared = prepare(request, &supervisor, previous.as_ref(), listener)?;
     for notice in &prepared.manifest.notices {
         listener(Update::Notice(notice.clone()));
     }
@@ -167,6 +167,8 @@ pub fn tune(request: &TuneRequest, listener: Listener<'_>) -> Result<TuneEnd, Fa
         BackendKind::Simulated | BackendKind::Replay => None,
     };
     let mut backend = backend(request, &prepared, &supervisor, &directory)?;
+    prepared.context.most_launches = backend.most_final_launches();
+    prepared.context.most_trial_launches = backend.most_trial_launches();
     run(&prepared, &directory, opened, backend.as_mut(), &supervisor, listener)
 }
 
@@ -182,7 +184,9 @@ fn previous_manifest(request: &TuneRequest) -> Result<Option<Manifest>, Failure>
         (Some(recorded), BackendChoice::Auto | BackendChoice::Replay) => {
             directory::read(recorded, MANIFEST_FILE).map(Some)
         }
-        (Some(_), _) => Err(Failure::new(ErrorKind::Usage, "--recorded goes with --backend replay")),
+        (Some(_), _) => {
+            Err(Failure::new(ErrorKind::Usage, "a recorded run is replayed: another backend cannot use --recorded"))
+        }
         (None, BackendChoice::Replay) => {
             Err(Failure::new(ErrorKind::Usage, "--backend replay needs --recorded DIR: the run to replay"))
         }
@@ -250,7 +254,11 @@ fn prepare(
 
     // Which arms.
     let (space, arms, mut notices) = arms(request, previous, &pin_map, version)?;
-    notices.splice(0..0, measured.notices);
+    for notice in measured.notices.into_iter().rev() {
+        if !notices.contains(&notice) {
+            notices.insert(0, notice);
+        }
+    }
     let Some(default) = default_arm(&arms) else {
         return Err(Failure::new(ErrorKind::Unexpected, "the space lost its default arm"));
     };
@@ -259,6 +267,7 @@ fn prepare(
     let context = SearchContext {
         default: default.id.clone(),
         objective,
+        most_launches: None,
         points: measured_points(&workload),
         settings: settings.clone(),
         most_trial_launches: None,
@@ -288,6 +297,10 @@ fn prepare(
         machine: measured.machine,
         nccl: measured.nccl,
         pins,
+        kept_environment: match resumed {
+            Some(manifest) if request.keep_environment.is_empty() => manifest.kept_environment.clone(),
+            _ => request.keep_environment.clone(),
+        },
         devices,
         workload,
         space,
@@ -492,6 +505,11 @@ fn measured_machine(
 }
 
 fn simulated_machine(request: &TuneRequest, previous: Option<&Manifest>) -> Result<SimulatedMachine, Failure> {
+    if let (true, None, Some(out)) = (request.resume, &request.machine, &request.out)
+        && let Ok(text) = read_bounded(&out.join(MACHINE_FILE))
+    {
+        return Ok(SimulatedMachine::parse(&text)?);
+    }
     let name = match (&request.machine, previous) {
         (Some(name), _) => name.clone(),
         // The recorded name of a simulated machine ends with its own name in parentheses.
@@ -519,7 +537,7 @@ fn simulated_machine(request: &TuneRequest, previous: Option<&Manifest>) -> Resu
 
 /// A small text file; anything larger than a megabyte is no file of ours.
 fn read_bounded(path: &Path) -> Result<String, std::io::Error> {
-    let length = fs_err::metadata(path)?.len();
+    let length = length_of(path)?;
     if length > 1 << 20 {
         return Err(std::io::Error::other(format!("{} is larger than 1 MiB", path.display())));
     }
@@ -607,6 +625,7 @@ fn identity(manifest: &Manifest) -> Identity {
         ("the machine", manifest.fingerprint.combined.clone()),
         ("the NCCL library", fingerprint_of(&manifest.nccl.as_ref().map(|nccl| nccl.sha256.clone()))),
         ("the variables that hold in every arm", fingerprint_of(&manifest.pins)),
+        ("the variables let through", fingerprint_of(&manifest.kept_environment)),
         ("the GPUs used", fingerprint_of(&manifest.devices)),
         ("the workload", fingerprint_of(&manifest.workload)),
         ("the arms", fingerprint_of(&manifest.arms.iter().map(|arm| arm.id.clone()).collect::<Vec<_>>())),
@@ -636,6 +655,11 @@ fn open(request: &TuneRequest, prepared: &Prepared, identity: &Identity, directo
         directory::create(directory)?;
         let mut journal = Journal::create(directory)?;
         write_manifest(directory, &prepared.manifest)?;
+        if let Some(machine) = request.machine.as_deref().filter(|name| SimulatedMachine::named(name).is_none()) {
+            // The run must not change when somebody edits that file.
+            let text = read_bounded(Path::new(machine)).map_err(|error| Failure::new(ErrorKind::Usage, error))?;
+            directory::write(directory, MACHINE_FILE, &text)?;
+        }
         journal.append(
             0.0,
             Event::RunOpened {
@@ -700,7 +724,7 @@ fn backend(
     match (manifest.backend, &manifest.nccl, &prepared.recorded) {
         (BackendKind::Nccl, Some(nccl), _) => Ok(Box::new(NcclBackend::new(NcclSetup {
             supervisor: Rc::clone(supervisor),
-            environment: worker_environment(&request.environment, &request.keep_environment, &manifest.pins),
+            environment: worker_environment(&request.environment, &manifest.kept_environment, &manifest.pins),
             gpus: chosen_gpus(manifest),
             nccl: nccl.clone(),
             cublaslt: prepared.cublaslt.clone(),
@@ -737,7 +761,7 @@ fn run(
             .with_hint(resume_hint(directory)));
     }
     if evidence.measured_cells() == 0 {
-        return Err(nothing_measured(&evidence, directory));
+        return Err(nothing_measured(&prepared.manifest, &evidence, directory));
     }
     let facts =
         CampaignFacts { stopped_by: ending.name().to_owned(), wall_s: clock.elapsed_s(), notes: backend.notes() };
@@ -771,7 +795,7 @@ fn stopped(error: CampaignError, directory: &Path) -> Failure {
     failure
 }
 
-fn nothing_measured(evidence: &Evidence, directory: &Path) -> Failure {
+fn nothing_measured(manifest: &Manifest, evidence: &Evidence, directory: &Path) -> Failure {
     let mut kinds: Vec<String> = evidence
         .failures()
         .iter()
@@ -780,12 +804,14 @@ fn nothing_measured(evidence: &Evidence, directory: &Path) -> Failure {
         .map(|failure| format!("{}: {}", failure.kind.name(), failure.detail))
         .collect();
     kinds.dedup();
-    Failure::new(ErrorKind::NothingMeasured, format!("nothing could be measured; {}", kinds.join("; "))).with_hint(
-        format!(
-            "`nccltune doctor` may know why; what the workers printed is in {}",
-            directory.join(LOGS_FOLDER).display()
-        ),
-    )
+    let failure = Failure::new(ErrorKind::NothingMeasured, format!("nothing could be measured; {}", kinds.join("; ")));
+    if manifest.backend == BackendKind::Replay {
+        return failure.with_hint("a replay knows the points and arms that were recorded, and no others");
+    }
+    failure.with_hint(format!(
+        "`nccltune doctor` may know why; what the workers printed is in {}",
+        directory.join(LOGS_FOLDER).display()
+    ))
 }
 
 fn write_answer(

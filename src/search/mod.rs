@@ -36,6 +36,9 @@ pub struct SearchContext {
     pub most_trial_launches: Option<u32>,
     /// The trial in a forward pass that follows the final, where one is wanted.
     pub trial: Option<TrialPlan>,
+    /// Most paired launches that can be had, where that is limited: a replay has no more than were
+    /// recorded.
+    pub most_launches: Option<u32>,
     /// Seconds the run may take in all.
     pub budget_s: Option<f64>,
 }

@@ -3,6 +3,10 @@
 
 /// Which module of `src/` may know which: the floors, and planted trees that must be caught.
 mod floors;
+/// What README.md and docs/ say is what the program does, and generated pages are up to date.
+mod readme;
+/// Whole runs on the simulated machine, against what was planted in it.
+mod simulated;
 /// How the rules read the tree: its files, and Rust files as tokens. No rule lives here.
 mod source;
 /// Everything else that is true of every tracked file: rooms for `unsafe` and for the outside
