@@ -113,7 +113,7 @@ impl Campaign<'_> {
         clock: &mut Clock,
         evidence: &mut Evidence,
     ) -> Result<Ending, CampaignError> {
-        let mut next_launch = evidence.launches();
+        let mut next_launch = evidence.next_launch();
         self.close_torn_block(journal, clock, evidence)?;
         loop {
             if (self.interrupted)() {
