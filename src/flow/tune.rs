@@ -31,7 +31,7 @@ use crate::record::{
     Space, VerdictKind, Workload,
 };
 use crate::report::{SummaryRow, summary_csv};
-use crate::search::{Exhaustive, SearchContext, Strategy as _, Want};
+use crate::search::{CUT_SHORT, Exhaustive, SearchContext, Strategy as _, Want};
 use crate::seed::Seed;
 use crate::space;
 use crate::stats;
@@ -642,8 +642,11 @@ fn run(
     if evidence.measured_cells() == 0 {
         return Err(nothing_measured(&evidence, directory));
     }
+    // A search that the budget cut short may still have had a whole final.
+    let cut_short = evidence.finalists().is_some_and(|(_, _, reason)| reason.starts_with(CUT_SHORT));
+    let stopped_by = if cut_short { Ending::Budget } else { ending };
     let facts =
-        CampaignFacts { stopped_by: ending.name().to_owned(), wall_s: clock.elapsed_s(), notes: backend.notes() };
+        CampaignFacts { stopped_by: stopped_by.name().to_owned(), wall_s: clock.elapsed_s(), notes: backend.notes() };
     let choice = judge(&prepared.manifest, &prepared.context, &evidence, &facts);
     if ending == Ending::Budget && choice.verdict == VerdictKind::Undecided {
         return Err(Failure::new(
