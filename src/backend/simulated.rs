@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 
 use rand::RngExt;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Backend, BackendError, LaunchPlan, Sink, collectives_per_graph};
+use crate::canonical::Fingerprint;
 use crate::machine::{Gpu, Machine};
 use crate::record::{CellMeasurement, Effective, Event, PointKey};
 use crate::seed::Seed;
@@ -19,7 +20,7 @@ pub const MACHINES: [(&str, &str); 1] =
     [("rtx-pro-6000-x8", include_str!("../../search-spaces/machines/rtx-pro-6000-x8.toml"))];
 
 /// A simulated machine as its file describes it.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimulatedMachine {
     format: u32,
@@ -41,7 +42,7 @@ pub struct SimulatedMachine {
     effect: Vec<Effect>,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Noise {
     /// Standard deviation of the log of a launch's factor.
@@ -56,7 +57,7 @@ struct Noise {
     replay_log_sd: f64,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(clippy::struct_field_names, reason = "units stand in field names")]
 struct Cost {
@@ -68,7 +69,7 @@ struct Cost {
     cell_s: f64,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Effect {
     /// Every variable must have this value for the effect to act.
@@ -146,6 +147,11 @@ impl SimulatedMachine {
             cpu: None,
             gpus,
         }
+    }
+
+    /// The fingerprint of everything its numbers follow from.
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(self)
     }
 
     /// What it stands for.

@@ -18,7 +18,7 @@ use crate::campaign::{Campaign, CampaignError, Ending};
 use crate::canonical::Fingerprint;
 use crate::choice::{CampaignFacts, judge};
 use crate::clock::{Clock, wall_time};
-use crate::discovery::GpuLocks;
+use crate::discovery::{GpuLocks, select_devices};
 use crate::doctor::refuses;
 use crate::emit::{EmitAs, render};
 use crate::error_kind::{ErrorKind, Failure};
@@ -270,7 +270,7 @@ fn prepare(
         labels,
         fingerprint: match recorded {
             Some(manifest) => manifest.fingerprint.clone(),
-            None => fingerprint(&measured.machine, &devices, measured.nccl.as_ref()),
+            None => fingerprint(&measured.machine, &devices, measured.nccl.as_ref(), measured.simulation.as_ref()),
         },
         machine: measured.machine,
         nccl: measured.nccl,
@@ -282,6 +282,7 @@ fn prepare(
         notices,
         settings,
         checks: measured.checks,
+        machine_file: if kind == BackendKind::Simulated { machine_file(request, previous) } else { None },
         recorded: recorded.and_then(|_| Some(request.recorded.as_ref()?.file_name()?.to_string_lossy().into_owned())),
     };
     let recorded = match (&request.recorded, kind) {
@@ -338,6 +339,8 @@ struct Measured {
     machine: Machine,
     devices: Vec<u32>,
     nccl: Option<NcclLibrary>,
+    /// Of the table behind a simulated machine.
+    simulation: Option<Fingerprint>,
     checks: CheckReport,
     conf: Vec<Pin>,
     notices: Vec<String>,
@@ -372,6 +375,7 @@ fn measured_machine(
                 machine,
                 devices: facts.devices,
                 nccl: Some(nccl),
+                simulation: None,
                 checks: facts.checks,
                 conf: facts.conf,
                 notices,
@@ -381,6 +385,7 @@ fn measured_machine(
             machine: manifest.machine.clone(),
             devices: manifest.devices.clone(),
             nccl: manifest.nccl.clone(),
+            simulation: None,
             checks: manifest.checks.clone(),
             conf: Vec::new(),
             notices: Vec::new(),
@@ -388,16 +393,27 @@ fn measured_machine(
         _ => {
             let simulated = simulated_machine(request, previous)?;
             let machine = simulated.machine();
-            let devices = machine.gpus.iter().map(|gpu| gpu.index).collect();
+            let devices = select_devices(&machine, &request.devices)?;
+            let simulation = Some(simulated.fingerprint());
             let notices = vec![format!("SIMULATED: {}", simulated.description())];
-            Ok(Measured { machine, devices, nccl: None, checks: none(), conf: Vec::new(), notices })
+            Ok(Measured { machine, devices, nccl: None, simulation, checks: none(), conf: Vec::new(), notices })
         }
     }
+}
+
+/// The file of a simulated machine that is not compiled in, so that a resume finds it from anywhere.
+fn machine_file(request: &TuneRequest, previous: Option<&Manifest>) -> Option<String> {
+    let Some(name) = &request.machine else { return previous?.machine_file.clone() };
+    if SimulatedMachine::named(name).is_some() {
+        return None;
+    }
+    std::path::absolute(name).ok().map(|path| path.to_string_lossy().into_owned())
 }
 
 fn simulated_machine(request: &TuneRequest, previous: Option<&Manifest>) -> Result<SimulatedMachine, Failure> {
     let name = match (&request.machine, previous) {
         (Some(name), _) => name.clone(),
+        (None, Some(Manifest { machine_file: Some(file), .. })) => file.clone(),
         // The recorded name of a simulated machine ends with its own name in parentheses.
         (None, Some(manifest)) if manifest.backend == BackendKind::Simulated => manifest
             .machine

@@ -138,6 +138,9 @@ pub struct Manifest {
     pub settings: Settings,
     /// What doctor found beforehand.
     pub checks: CheckReport,
+    /// The file behind a simulated machine that is not compiled in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_file: Option<String>,
     /// The recorded run behind a replay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded: Option<String>,

@@ -129,6 +129,7 @@ pub(crate) fn manifest() -> Manifest {
             cell_time_ms: 40.0,
         },
         checks: checks(),
+        machine_file: None,
         recorded: None,
     }
 }
