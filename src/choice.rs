@@ -516,7 +516,11 @@ fn notes(
 ) -> Vec<String> {
     let mut notes = facts.notes.clone();
     if evidence.segments() > 0 {
-        notes.push(format!("the run was resumed {} times; no pair spans a resume", evidence.segments()));
+        let times = match evidence.segments() {
+            1 => "once".to_owned(),
+            segments => format!("{segments} times"),
+        };
+        notes.push(format!("the run was resumed {times}; no pair spans a resume"));
     }
     let phase = if best.is_some() { Phase::Final } else { Phase::Search };
     for point in &context.points {

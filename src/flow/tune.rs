@@ -240,7 +240,9 @@ fn prepare(
 
     // Which arms.
     let (space, arms, mut notices) = arms(request, previous, &pin_map, version)?;
-    notices.splice(0..0, measured.notices);
+    // The notices of an earlier part of this run hold those of its machine.
+    let new = measured.notices.into_iter().filter(|notice| !notices.contains(notice)).collect::<Vec<_>>();
+    notices.splice(0..0, new);
     let Some(default) = default_arm(&arms) else {
         return Err(Failure::new(ErrorKind::Unexpected, "the space lost its default arm"));
     };
