@@ -142,6 +142,13 @@ impl Journal {
         Ok(line)
     }
 
+    /// Takes back a journal whose run never began, so that nothing stands in the way of the next try.
+    pub fn abandon(self) {
+        // The directory stays as it is where even this fails; the error that led here is told.
+        let _ = fs_err::remove_file(&self.path);
+        let _ = fs_err::remove_file(self.path.with_file_name(LOCK_FILE));
+    }
+
     /// Forces everything to disk.
     pub fn sync(&mut self) -> Result<(), JournalError> {
         self.file.sync_data().map_err(|source| JournalError::Io { doing: "sync", path: self.path.clone(), source })

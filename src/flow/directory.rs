@@ -16,8 +16,10 @@ pub(super) const LOGS_FOLDER: &str = "logs";
 /// Largest manifest or choice that is read.
 const MAX_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Makes a directory for a new run, or refuses one that holds something.
-pub(super) fn create(path: &Path) -> Result<(), Failure> {
+/// Makes a directory for a new run, or refuses one that holds something. Tells whether it had to be
+/// made.
+pub(super) fn create(path: &Path) -> Result<bool, Failure> {
+    let mut made = false;
     let unusable =
         |error: std::io::Error| Failure::new(ErrorKind::Usage, error).with_hint("name another place with --out DIR");
     if path.join(JOURNAL_FILE).exists() || path.join(MANIFEST_FILE).exists() {
@@ -36,6 +38,7 @@ pub(super) fn create(path: &Path) -> Result<(), Failure> {
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             fs_err::create_dir_all(path).map_err(unusable)?;
+            made = true;
         }
         Err(error) => return Err(unusable(error)),
     }
@@ -43,7 +46,17 @@ pub(super) fn create(path: &Path) -> Result<(), Failure> {
     tempfile::NamedTempFile::new_in(path).map_err(|error| {
         unusable(std::io::Error::new(error.kind(), format!("cannot write in {}: {error}", path.display())))
     })?;
-    Ok(())
+    Ok(made)
+}
+
+/// Clears away what a run left that ended before its first event; the directory too, if it was made
+/// for it.
+pub(super) fn clear(path: &Path, made: bool) {
+    // The directory stays as it is where even this fails; the error that led here is told.
+    let _ = fs_err::remove_file(path.join(MANIFEST_FILE));
+    if made {
+        let _ = fs_err::remove_dir(path);
+    }
 }
 
 /// A name for a run that nobody named: when, and what.

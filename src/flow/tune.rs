@@ -27,8 +27,8 @@ use crate::journal::{self, Journal, JournalError};
 use crate::machine::{Machine, NcclLibrary, NcclVersion};
 use crate::process::Supervisor;
 use crate::record::{
-    Arm, BackendKind, CheckReport, Choice, Event, FORMAT, Labels, Manifest, Origin, OutcomeKind, Phase, Pin, Settings,
-    Space, VerdictKind, Workload,
+    Arm, BackendKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest, Origin, OutcomeKind, Phase,
+    Pin, Settings, Space, VerdictKind, Workload,
 };
 use crate::report::{SummaryRow, summary_csv};
 use crate::search::{CUT_SHORT, Exhaustive, SearchContext, Strategy as _, Want};
@@ -131,7 +131,7 @@ struct Prepared {
     manifest: Manifest,
     context: SearchContext,
     version: NcclVersion,
-    recorded: Option<Vec<crate::record::JournalLine>>,
+    recorded: Option<Vec<JournalLine>>,
 }
 
 /// Runs the whole story.
@@ -150,13 +150,14 @@ pub fn tune(request: &TuneRequest, listener: Listener<'_>) -> Result<TuneEnd, Fa
         Some(path) => path.clone(),
         None => directory::default_path(&prepared.manifest.created, &identity.combined()),
     };
-    let opened = open(request, &prepared, &identity, &directory)?;
-    listener(Update::Directory(&directory));
+    // Whatever may still be refused is refused before anything is written.
     let _locks = match prepared.manifest.backend {
         BackendKind::Nccl => Some(GpuLocks::take(&chosen_gpus(&prepared.manifest))?),
         BackendKind::Simulated | BackendKind::Replay => None,
     };
     let mut backend = backend(request, &prepared, &supervisor, &directory)?;
+    let opened = open(request, &prepared, &identity, &directory)?;
+    listener(Update::Directory(&directory));
     run(&prepared, &directory, opened, backend.as_mut(), &supervisor, listener)
 }
 
@@ -555,41 +556,19 @@ fn open(request: &TuneRequest, prepared: &Prepared, identity: &Identity, directo
         BackendKind::Simulated | BackendKind::Replay => Clock::virtual_time(),
     };
     if !request.resume {
-        directory::create(directory)?;
+        let made = directory::create(directory)?;
         let mut journal = Journal::create(directory)?;
-        write_manifest(directory, &prepared.manifest)?;
-        journal.append(
-            0.0,
-            Event::RunOpened {
-                format: FORMAT,
-                tool_version: prepared.manifest.tool_version.clone(),
-                seed: prepared.manifest.seed,
-                identity: identity.combined(),
-            },
-        )?;
-        journal.sync()?;
+        if let Err(failure) = begin(&mut journal, prepared, identity, directory) {
+            journal.abandon();
+            directory::clear(directory, made);
+            return Err(failure);
+        }
         return Ok(Opened { journal, evidence: Evidence::default(), clock });
     }
+    // Looked at before it is opened for writing: a refused resume leaves everything as it was, a torn
+    // tail included.
+    require_same_run(&journal::read(directory)?, identity, directory)?;
     let reopened = Journal::reopen(directory)?;
-    let Some(Event::RunOpened { identity: known, .. }) = reopened.lines.first().map(|line| &line.event) else {
-        return Err(Failure::new(ErrorKind::Usage, format!("{} holds an empty journal", directory.display()))
-            .with_hint("start afresh in another directory"));
-    };
-    if *known != identity.combined() {
-        let before = self::identity(&directory::read::<Manifest>(directory, MANIFEST_FILE)?);
-        let changed: Vec<&str> = identity
-            .0
-            .iter()
-            .filter(|(part, value)| before.0.get(*part) != Some(value))
-            .map(|(part, _)| *part)
-            .collect();
-        let changed = if changed.is_empty() { "the manifest".to_owned() } else { changed.join(", ") };
-        return Err(Failure::new(
-            ErrorKind::Usage,
-            format!("this is another run: {changed} differ from what {} was started with", directory.display()),
-        )
-        .with_hint("old and new numbers cannot be compared; start a new run in another directory"));
-    }
     let mut evidence = Evidence::of(&reopened.lines);
     let elapsed_s = reopened.lines.last().map_or(0.0, |line| line.at_s);
     let mut journal = reopened.journal;
@@ -597,6 +576,42 @@ fn open(request: &TuneRequest, prepared: &Prepared, identity: &Identity, directo
     let line = journal.append(elapsed_s, resumed)?;
     evidence.tell(&line.event);
     Ok(Opened { journal, evidence, clock: clock.continued_from(elapsed_s) })
+}
+
+/// The first lines of a new run.
+fn begin(journal: &mut Journal, prepared: &Prepared, identity: &Identity, directory: &Path) -> Result<(), Failure> {
+    write_manifest(directory, &prepared.manifest)?;
+    journal.append(
+        0.0,
+        Event::RunOpened {
+            format: FORMAT,
+            tool_version: prepared.manifest.tool_version.clone(),
+            seed: prepared.manifest.seed,
+            identity: identity.combined(),
+        },
+    )?;
+    journal.sync()?;
+    Ok(())
+}
+
+/// Refuses to mix numbers of two runs, and names what differs.
+fn require_same_run(lines: &[JournalLine], identity: &Identity, directory: &Path) -> Result<(), Failure> {
+    let Some(Event::RunOpened { identity: known, .. }) = lines.first().map(|line| &line.event) else {
+        return Err(Failure::new(ErrorKind::Usage, format!("{} holds an empty journal", directory.display()))
+            .with_hint("start afresh in another directory"));
+    };
+    if *known == identity.combined() {
+        return Ok(());
+    }
+    let before = self::identity(&directory::read::<Manifest>(directory, MANIFEST_FILE)?);
+    let changed: Vec<&str> =
+        identity.0.iter().filter(|(part, value)| before.0.get(*part) != Some(value)).map(|(part, _)| *part).collect();
+    let changed = if changed.is_empty() { "the manifest".to_owned() } else { changed.join(", ") };
+    Err(Failure::new(
+        ErrorKind::Usage,
+        format!("this is another run than the one in {}; what differs: {changed}", directory.display()),
+    )
+    .with_hint("old and new numbers cannot be compared; start a new run in another directory"))
 }
 
 fn write_manifest(directory: &Path, manifest: &Manifest) -> Result<(), Failure> {
