@@ -3,10 +3,12 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::error_kind::{ErrorKind, Failure};
 use crate::journal::JOURNAL_FILE;
+use crate::record::FORMAT;
 
 /// File names in a run directory.
 pub(super) const MANIFEST_FILE: &str = "manifest.json";
@@ -93,7 +95,20 @@ pub(super) fn read<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<
         return Err(unreadable(format!("{} is larger than {MAX_BYTES} bytes", path.display())));
     }
     let text = fs_err::read_to_string(&path).map_err(|error| unreadable(error.to_string()))?;
-    serde_json::from_str(&text).map_err(|error| unreadable(format!("{}: {error}", path.display())))
+    let parse_error = |error: serde_json::Error| unreadable(format!("{}: {error}", path.display()));
+    let Head { format } = serde_json::from_str(&text).map_err(parse_error)?;
+    if format > FORMAT {
+        // Told before fields are missed that only the newer version knows.
+        return Err(unreadable(format!("{}: format {format}; this version reads up to {FORMAT}", path.display())));
+    }
+    serde_json::from_str(&text).map_err(parse_error)
+}
+
+/// What every record says first.
+#[derive(Deserialize)]
+struct Head {
+    #[serde(default)]
+    format: u32,
 }
 
 #[cfg(test)]
