@@ -50,7 +50,9 @@ impl WorkloadWish {
 pub fn workload(wish: &WorkloadWish, ranks: u32, gpu_memory_mib: Option<u64>) -> Result<Workload, Failure> {
     let tensor_parallel = wish.tensor_parallel.unwrap_or(ranks);
     if let Some(sizes) = &wish.sizes {
-        return Ok(crate::workload::from_sizes(sizes, tensor_parallel, crate::collective::DataType::Bf16)?);
+        let workload = crate::workload::from_sizes(sizes, tensor_parallel, crate::collective::DataType::Bf16)?;
+        // Sizes belong to no model, but the engine's own variables hold while they are measured.
+        return Ok(Workload { engine: wish.engine().name().to_owned(), ..workload });
     }
     let model = wish.model.as_deref().unwrap_or(DEFAULT_MODEL);
     let (text, name) = read_model(model)?;
