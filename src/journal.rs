@@ -22,7 +22,7 @@ const LINE_BYTES: usize = 16 * 1024 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// The operating system refused.
-    #[error("could not {doing} {path}: {source}")]
+    #[error("could not {doing} {path}")]
     Io {
         /// What was tried.
         doing: &'static str,
@@ -202,6 +202,10 @@ fn read_lines(path: &Path) -> Result<Vec<JournalLine>, JournalError> {
         let corrupt = |reason: String| JournalError::Corrupt { path: path.to_owned(), line: number, reason };
         if text.len() > LINE_BYTES {
             return Err(corrupt(format!("longer than {LINE_BYTES} bytes")));
+        }
+        if text.last() != Some(&b'\n') {
+            // The end, or a torn tail.
+            return Ok(lines);
         }
         let line: JournalLine = serde_json::from_slice(&text).map_err(|error| corrupt(error.to_string()))?;
         if line.sequence != number - 1 {

@@ -55,8 +55,8 @@ pub fn workload(wish: &WorkloadWish, ranks: u32, gpu_memory_mib: Option<u64>) ->
         return Ok(Workload { engine: wish.engine().name().to_owned(), ..workload });
     }
     let model = wish.model.as_deref().unwrap_or(DEFAULT_MODEL);
-    let (text, name) = read_model(model)?;
-    let config = parse_config(&text, &name)?;
+    let ModelText { text, place, name } = read_model(model)?;
+    let config = parse_config(&text, &place)?;
     let request = WorkloadRequest {
         engine: wish.engine(),
         tensor_parallel,
@@ -66,13 +66,23 @@ pub fn workload(wish: &WorkloadWish, ranks: u32, gpu_memory_mib: Option<u64>) ->
         gpu_memory_mib,
         assume_decoder: wish.assume_decoder,
     };
-    Ok(derive(&config, &request)?)
+    // Complaints were about the file; the workload goes by the model's name.
+    Ok(Workload { model: name, ..derive(&config, &request)? })
+}
+
+/// A config.json.
+struct ModelText {
+    text: String,
+    /// The file, or the preset.
+    place: String,
+    /// What people call the model.
+    name: String,
 }
 
 /// A preset by name, else a file. A name with a slash or an extension is always a file.
-fn read_model(model: &str) -> Result<(String, String), Failure> {
+fn read_model(model: &str) -> Result<ModelText, Failure> {
     if let Some(text) = preset(model) {
-        return Ok((text.to_owned(), model.to_owned()));
+        return Ok(ModelText { text: text.to_owned(), place: model.to_owned(), name: model.to_owned() });
     }
     let path = Path::new(model);
     let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
@@ -97,5 +107,5 @@ fn read_model(model: &str) -> Result<(String, String), Failure> {
             .map_or_else(|| "config.json".to_owned(), |name| name.to_string_lossy().into_owned()),
         Some(name) => name.trim_end_matches(".json").to_owned(),
     };
-    Ok((text, name))
+    Ok(ModelText { text, place: file.display().to_string(), name })
 }
