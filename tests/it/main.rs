@@ -1,8 +1,18 @@
 //! The integration tests: one binary, one module per subject, so that they link once.
 #![expect(clippy::disallowed_methods, reason = "tests ask git, and start the program as a user would")]
 
+/// What is refused, with which words and status, and that nothing is written or lost over it.
+mod bad_input;
+/// How tests start the program and look at what it left. No test lives here.
+mod command;
+/// Whole commands as a user types them: both streams, the status, and the files.
+mod commands;
 /// Which module of `src/` may know which: the floors, and planted trees that must be caught.
 mod floors;
+/// Recorded runs replayed: the same verdict again, and another one from other numbers.
+mod replay;
+/// A run that was cut off anywhere goes on, and measures nothing twice.
+mod resume;
 /// How the rules read the tree: its files, and Rust files as tokens. No rule lives here.
 mod source;
 /// Everything else that is true of every tracked file: rooms for `unsafe` and for the outside
