@@ -13,6 +13,8 @@ mod floors;
 mod replay;
 /// A run that was cut off anywhere goes on, and measures nothing twice.
 mod resume;
+/// Machines with planted effects: what is there is found, what is not there is never adopted.
+mod simulated;
 /// How the rules read the tree: its files, and Rust files as tokens. No rule lives here.
 mod source;
 /// Everything else that is true of every tracked file: rooms for `unsafe` and for the outside
