@@ -9,6 +9,8 @@ mod command;
 mod commands;
 /// Which module of `src/` may know which: the floors, and planted trees that must be caught.
 mod floors;
+/// The real binary as a worker and as a probe: it ends with its parent and never talks nonsense.
+mod process;
 /// Recorded runs replayed: the same verdict again, and another one from other numbers.
 mod replay;
 /// A run that was cut off anywhere goes on, and measures nothing twice.
