@@ -9,14 +9,14 @@ mod command;
 mod commands;
 /// Which module of `src/` may know which: the floors, and planted trees that must be caught.
 mod floors;
+/// Machines with planted effects: what is there is found, what is not there is never adopted.
+mod planted;
 /// The real binary as a worker and as a probe: it ends with its parent and never talks nonsense.
 mod process;
 /// Recorded runs replayed: the same verdict again, and another one from other numbers.
 mod replay;
 /// A run that was cut off anywhere goes on, and measures nothing twice.
 mod resume;
-/// Machines with planted effects: what is there is found, what is not there is never adopted.
-mod simulated;
 /// How the rules read the tree: its files, and Rust files as tokens. No rule lives here.
 mod source;
 /// Everything else that is true of every tracked file: rooms for `unsafe` and for the outside
