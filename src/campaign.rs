@@ -481,6 +481,7 @@ mod tests {
                 final_launches: Some(6),
                 cell_time_ms: 1.0,
             },
+            most_launches: None,
             budget_s: None,
         }
     }

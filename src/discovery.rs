@@ -44,6 +44,9 @@ pub enum DiscoveryError {
     /// The driver is there but cannot be used.
     #[error("an NVIDIA driver is installed but cannot be used: {0}")]
     DriverUnusable(String),
+    /// There is no driver at all.
+    #[error("no NVIDIA driver is installed here")]
+    NoDriver,
     /// There is no GPU.
     #[error("the NVIDIA driver shows no GPU to this process")]
     NoGpu,
@@ -101,6 +104,12 @@ impl Classified for DiscoveryError {
             Self::NoGpu => {
                 Some("CUDA_VISIBLE_DEVICES may hide them, or the container was started without them".to_owned())
             }
+            Self::NoDriver => Some(
+                "only simulation and replay work here: `nccltune tune --backend simulated`, \
+                 or --backend replay --recorded DIR"
+                    .to_owned(),
+            ),
+            Self::GpuTaken { .. } => Some("wait for it, or choose other GPUs with --devices".to_owned()),
             Self::NcclNotFound(_) => Some(
                 "name it with --nccl-lib PATH, best the one your server loads \
                  (in a Python environment: site-packages/nvidia/nccl/lib/libnccl.so.2)"
@@ -339,8 +348,17 @@ impl GpuLocks {
             let name: String = gpu.uuid.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(64).collect();
             let path = folder.join(format!("nccltune-{name}.lock"));
             let unusable = |error: std::io::Error| DiscoveryError::GpuLock { path: path.clone(), error };
-            let file =
-                fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(unusable)?;
+            // The file may be another user's: reading is enough to lock it.
+            let file = fs_err::OpenOptions::new()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .open(&path)
+                .or_else(|error| match error.kind() {
+                    std::io::ErrorKind::PermissionDenied => fs_err::OpenOptions::new().read(true).open(&path),
+                    _ => Err(error),
+                })
+                .map_err(unusable)?;
             match file.file().try_lock() {
                 Ok(()) => files.push(file),
                 Err(std::fs::TryLockError::WouldBlock) => {

@@ -100,6 +100,11 @@ pub trait Backend {
     /// Seconds a launch is likely to take, for plans and progress bars.
     fn expected_s(&self, plan: &LaunchPlan) -> f64;
 
+    /// Most paired launches of a finalist that can be had, where that is limited.
+    fn most_final_launches(&self) -> Option<u32> {
+        None
+    }
+
     /// Findings about the backend itself that the verdict must carry ("3 launches were drawn again").
     fn notes(&self) -> Vec<String> {
         Vec::new()

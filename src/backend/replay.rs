@@ -1,8 +1,10 @@
 //! A recorded run as a backend: the same campaign over numbers that were measured earlier.
 //!
 //! Keyed by (arm, point). Launches of an arm are handed out in the order in which they were
-//! recorded, all points of one launch together; when a plan wants more launches than were recorded,
-//! recorded ones are drawn again by the seed, which the verdict says.
+//! recorded, all points of one launch together. A plan that wants more launches than were recorded
+//! gets none: drawing recorded ones again would make intervals narrower than the evidence. With an
+//! assumed noise every launch is redrawn around the recorded ones with that spread, which the verdict
+//! says.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +30,6 @@ pub struct ReplayBackend {
     seed: Seed,
     /// Launches are redrawn around the recorded medians with this spread, where a run holds too few.
     assumed_noise: Option<f64>,
-    redrawn: u32,
     blocks: BTreeMap<u32, u32>,
     missing: BTreeSet<ArmId>,
 }
@@ -63,40 +64,36 @@ impl ReplayBackend {
         if recorded.is_empty() {
             return Err(BackendError::Unusable("the recorded run holds no measurement".to_owned()));
         }
-        Ok(Self {
-            recorded,
-            failures,
-            seed,
-            assumed_noise,
-            redrawn: 0,
-            blocks: BTreeMap::new(),
-            missing: BTreeSet::new(),
-        })
+        Ok(Self { recorded, failures, seed, assumed_noise, blocks: BTreeMap::new(), missing: BTreeSet::new() })
     }
 
-    /// The cells of the next launch of an arm. Where the recording ends, a recorded launch is drawn
-    /// by the block's own draw, the same for every arm of the block: arms that were measured side by
-    /// side stay side by side, so pairs stay pairs.
+    /// Most launches that any arm was recorded with in the final: what a verdict can rest on.
+    pub fn most_final_launches(&self) -> Option<u32> {
+        if self.assumed_noise.is_some() {
+            return None;
+        }
+        let finals = self.recorded.iter().filter(|((phase, _), _)| *phase == Phase::Final);
+        finals.map(|(_, recorded)| recorded.launches.len() as u32).max()
+    }
+
+    /// The cells of the next recorded launch of an arm. With an assumed noise, a launch is drawn by
+    /// the block's own draw, the same for every arm of the block: arms that were measured side by side
+    /// stay side by side.
     fn next_launch(&mut self, phase: Phase, arm: &ArmId, block: u32) -> Option<BTreeMap<PointKey, CellMeasurement>> {
         let key = (phase, arm.clone());
+        if self.assumed_noise.is_none() {
+            let recorded = self.recorded.get_mut(&key)?;
+            let position = recorded.handed_out;
+            recorded.handed_out += 1;
+            return recorded.launches.get(position).map(|(_, cells)| cells.clone());
+        }
+        // A finalist of this replay may not have been one in the recorded run; its search launches
+        // then stand in.
         let other = match phase {
             Phase::Search => Phase::Final,
             Phase::Final => Phase::Search,
         };
-        // A finalist of this replay may not have been one in the recorded run; its search launches
-        // then stand in, which is said.
-        let key = if self.recorded.contains_key(&key) { key } else { (other, arm.clone()) };
-        let recorded = self.recorded.get_mut(&key)?;
-        let position = recorded.handed_out;
-        recorded.handed_out += 1;
-        if let Some((_, cells)) = recorded.launches.get(position)
-            && self.assumed_noise.is_none()
-        {
-            return Some(cells.clone());
-        }
-        if !self.blocks.contains_key(&block) {
-            self.redrawn += 1;
-        }
+        let recorded = self.recorded.get(&key).or_else(|| self.recorded.get(&(other, arm.clone())))?;
         let draw =
             *self.blocks.entry(block).or_insert_with(|| self.seed.derive("replay-block", &block.to_string()).random());
         let index = draw as usize % recorded.launches.len();
@@ -124,7 +121,10 @@ impl Backend for ReplayBackend {
                     self.missing.insert(arm.clone());
                     Outcome {
                         kind: OutcomeKind::NotRecorded,
-                        detail: format!("the recorded run has no measurement at {point}"),
+                        detail: format!(
+                            "the recorded run has no further launch of this arm at {} of {} bytes; --assume-noise redraws",
+                            point.collective, point.bytes
+                        ),
                     }
                 });
                 let failed = Event::CellFailed {
@@ -174,17 +174,16 @@ impl Backend for ReplayBackend {
         0.0
     }
 
+    fn most_final_launches(&self) -> Option<u32> {
+        ReplayBackend::most_final_launches(self)
+    }
+
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if let Some(noise) = self.assumed_noise {
             notes.push(format!(
                 "launches were redrawn around the recorded ones with an assumed noise of {:.1} %",
                 noise * 100.0
-            ));
-        } else if self.redrawn > 0 {
-            notes.push(format!(
-                "{} blocks reach beyond the recorded launches; recorded ones were drawn again for them",
-                self.redrawn
             ));
         }
         if !self.missing.is_empty() {

@@ -163,9 +163,10 @@ fn plan_text(plan: &Plan, format: Format) -> Result<String, Failure> {
             manifest.settings.finalists, plan.final_cells
         ),
     );
-    // Seen on two H200: 2.5 s a launch and about a third of a second a cell, big guard points included.
-    let seconds = (plan.launches_per_block as f64 * f64::from(manifest.settings.search_blocks) + 48.0) * 2.5
-        + (plan.search_cells + plan.final_cells) as f64 * 0.3;
+    // Seen on two H200: 2 s a launch and a seventh of a second a cell, big guard points included.
+    let finals = f64::from(manifest.settings.finalists + 1) * 12.0;
+    let seconds = (plan.launches_per_block as f64 * f64::from(manifest.settings.search_blocks) + finals) * 2.0
+        + (plan.search_cells + plan.final_cells) as f64 * 0.14;
     line("time", &format!("about {} on real GPUs", format_seconds(seconds)));
     for arm in &manifest.arms {
         line("arm", &arm.name);
@@ -180,7 +181,8 @@ fn run_doctor(args: &DoctorArgs) -> Result<u8, Failure> {
         environment: environment::snapshot(),
     };
     let (report, refusal) = doctor(&request)?;
-    print(&checks_table(&report, args.format.format, Printer::width())?)?;
+    // Evidence may be long; folded it can be read in a pipe and a log, too.
+    print(&checks_table(&report, args.format.format, Printer::width().or(Some(120)))?)?;
     Ok(if refusal.is_some() { ErrorKind::MachineUnfit.exit_status() } else { 0 })
 }
 

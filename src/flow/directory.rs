@@ -15,6 +15,8 @@ pub(super) const MANIFEST_FILE: &str = "manifest.json";
 pub(super) const CHOICE_FILE: &str = "choice.json";
 pub(super) const SUMMARY_FILE: &str = "summary.csv";
 pub(super) const LOGS_FOLDER: &str = "logs";
+/// The simulated machine of a run that was made on one from a file.
+pub(super) const MACHINE_FILE: &str = "machine.toml";
 /// Largest manifest or choice that is read.
 const MAX_BYTES: u64 = 64 * 1024 * 1024;
 
@@ -55,7 +57,9 @@ pub(super) fn create(path: &Path) -> Result<bool, Failure> {
 /// for it.
 pub(super) fn clear(path: &Path, made: bool) {
     // The directory stays as it is where even this fails; the error that led here is told.
-    let _ = fs_err::remove_file(path.join(MANIFEST_FILE));
+    for file in [MANIFEST_FILE, MACHINE_FILE] {
+        let _ = fs_err::remove_file(path.join(file));
+    }
     if made {
         let _ = fs_err::remove_dir(path);
     }
@@ -88,10 +92,10 @@ pub(super) fn write(directory: &Path, name: &str, text: &str) -> Result<(), Fail
 pub(super) fn read<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<T, Failure> {
     let path = directory.join(name);
     let unreadable = |text: String| Failure::new(ErrorKind::Usage, text);
-    let metadata = fs_err::metadata(&path).map_err(|error| {
+    let length = super::workload::length_of(&path).map_err(|error| {
         unreadable(error.to_string()).with_hint("a run directory holds manifest.json and run.jsonl")
     })?;
-    if metadata.len() > MAX_BYTES {
+    if length > MAX_BYTES {
         return Err(unreadable(format!("{} is larger than {MAX_BYTES} bytes", path.display())));
     }
     let text = fs_err::read_to_string(&path).map_err(|error| unreadable(error.to_string()))?;

@@ -42,7 +42,7 @@ pub enum PinError {
         nearest: Option<String>,
     },
     /// A value NCCL would read otherwise than it is written.
-    #[error("--pin {name}={value}: {message}{}", better_write(suggestion.as_deref()))]
+    #[error("--pin {name}={value}: {message}{}", after_semicolon(suggestion.as_deref()))]
     Misread {
         /// The variable.
         name: String,
@@ -69,8 +69,8 @@ fn did_you_mean(name: Option<&str>) -> String {
     name.map(|name| format!("; did you mean {name}?")).unwrap_or_default()
 }
 
-fn better_write(value: Option<&str>) -> String {
-    value.map(|value| format!("; write {value}")).unwrap_or_default()
+fn after_semicolon(text: Option<&str>) -> String {
+    text.map(|text| format!("; write {text}")).unwrap_or_default()
 }
 
 impl Classified for PinError {

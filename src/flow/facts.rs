@@ -114,8 +114,8 @@ pub(super) fn gather(
     let checks = doctor::examine(&facts);
     let version = nccl.as_ref().ok().map(|nccl| NcclVersion::from_code(nccl.version));
     let conf = doctor::conf_variables(Path::new("/"), environment, home.as_deref(), version);
-    if !driver_installed && machine.is_ok() {
-        machine = Err(DiscoveryError::NoGpu);
+    if !driver_installed {
+        machine = Err(DiscoveryError::NoDriver);
     }
     Ok(MachineFacts { driver_installed, machine, devices, nccl, checks, conf })
 }

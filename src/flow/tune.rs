@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MANIFEST_FILE, SUMMARY_FILE};
+use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MACHINE_FILE, MANIFEST_FILE, SUMMARY_FILE};
 use super::emit::effect_of;
 use super::environment::{as_map, inherited, merge, parse_pins, worker_environment};
 use super::facts::{BackendChoice, MachineFacts, ask_driver, fingerprint, gather};
-use super::workload::{WorkloadWish, workload};
+use super::workload::{WorkloadWish, length_of, workload};
 use super::{Listener, Update};
 use crate::backend::nccl::{NcclBackend, NcclSetup};
 use crate::backend::replay::ReplayBackend;
@@ -138,7 +138,7 @@ struct Prepared {
 pub fn tune(request: &TuneRequest, listener: Listener<'_>) -> Result<TuneEnd, Failure> {
     let supervisor = Rc::new(Supervisor::start()?);
     let previous = previous_manifest(request)?;
-    let prepared = prepare(request, &supervisor, previous.as_ref(), listener)?;
+    let mut prepared = prepare(request, &supervisor, previous.as_ref(), listener)?;
     for notice in &prepared.manifest.notices {
         listener(Update::Notice(notice.clone()));
     }
@@ -158,6 +158,7 @@ pub fn tune(request: &TuneRequest, listener: Listener<'_>) -> Result<TuneEnd, Fa
     let mut backend = backend(request, &prepared, &supervisor, &directory)?;
     let opened = open(request, &prepared, &identity, &directory)?;
     listener(Update::Directory(&directory));
+    prepared.context.most_launches = backend.most_final_launches();
     run(&prepared, &directory, opened, backend.as_mut(), &supervisor, listener)
 }
 
@@ -173,7 +174,9 @@ fn previous_manifest(request: &TuneRequest) -> Result<Option<Manifest>, Failure>
         (Some(recorded), BackendChoice::Auto | BackendChoice::Replay) => {
             directory::read(recorded, MANIFEST_FILE).map(Some)
         }
-        (Some(_), _) => Err(Failure::new(ErrorKind::Usage, "--recorded goes with --backend replay")),
+        (Some(_), _) => {
+            Err(Failure::new(ErrorKind::Usage, "a recorded run is replayed: another backend cannot use --recorded"))
+        }
         (None, BackendChoice::Replay) => {
             Err(Failure::new(ErrorKind::Usage, "--backend replay needs --recorded DIR: the run to replay"))
         }
@@ -241,9 +244,11 @@ fn prepare(
 
     // Which arms.
     let (space, arms, mut notices) = arms(request, previous, &pin_map, version)?;
-    // The notices of an earlier part of this run hold those of its machine.
-    let new = measured.notices.into_iter().filter(|notice| !notices.contains(notice)).collect::<Vec<_>>();
-    notices.splice(0..0, new);
+    for notice in measured.notices.into_iter().rev() {
+        if !notices.contains(&notice) {
+            notices.insert(0, notice);
+        }
+    }
     let Some(default) = default_arm(&arms) else {
         return Err(Failure::new(ErrorKind::Unexpected, "the space lost its default arm"));
     };
@@ -251,6 +256,7 @@ fn prepare(
     let context = SearchContext {
         default: default.id.clone(),
         objective,
+        most_launches: None,
         points: measured_points(&workload),
         settings: settings.clone(),
         budget_s: request.time_budget_s,
@@ -278,6 +284,10 @@ fn prepare(
         machine: measured.machine,
         nccl: measured.nccl,
         pins,
+        kept_environment: match resumed {
+            Some(manifest) if request.keep_environment.is_empty() => manifest.kept_environment.clone(),
+            _ => request.keep_environment.clone(),
+        },
         devices,
         workload,
         space,
@@ -285,7 +295,6 @@ fn prepare(
         notices,
         settings,
         checks: measured.checks,
-        machine_file: if kind == BackendKind::Simulated { machine_file(request, previous) } else { None },
         recorded: recorded.and_then(|_| Some(request.recorded.as_ref()?.file_name()?.to_string_lossy().into_owned())),
     };
     let recorded = match (&request.recorded, kind) {
@@ -404,19 +413,14 @@ fn measured_machine(
     }
 }
 
-/// The file of a simulated machine that is not compiled in, so that a resume finds it from anywhere.
-fn machine_file(request: &TuneRequest, previous: Option<&Manifest>) -> Option<String> {
-    let Some(name) = &request.machine else { return previous?.machine_file.clone() };
-    if SimulatedMachine::named(name).is_some() {
-        return None;
-    }
-    std::path::absolute(name).ok().map(|path| path.to_string_lossy().into_owned())
-}
-
 fn simulated_machine(request: &TuneRequest, previous: Option<&Manifest>) -> Result<SimulatedMachine, Failure> {
+    if let (true, None, Some(out)) = (request.resume, &request.machine, &request.out)
+        && let Ok(text) = read_bounded(&out.join(MACHINE_FILE))
+    {
+        return Ok(SimulatedMachine::parse(&text)?);
+    }
     let name = match (&request.machine, previous) {
         (Some(name), _) => name.clone(),
-        (None, Some(Manifest { machine_file: Some(file), .. })) => file.clone(),
         // The recorded name of a simulated machine ends with its own name in parentheses.
         (None, Some(manifest)) if manifest.backend == BackendKind::Simulated => manifest
             .machine
@@ -442,7 +446,7 @@ fn simulated_machine(request: &TuneRequest, previous: Option<&Manifest>) -> Resu
 
 /// A small text file; anything larger than a megabyte is no file of ours.
 fn read_bounded(path: &Path) -> Result<String, std::io::Error> {
-    let length = fs_err::metadata(path)?.len();
+    let length = length_of(path)?;
     if length > 1 << 20 {
         return Err(std::io::Error::other(format!("{} is larger than 1 MiB", path.display())));
     }
@@ -530,6 +534,7 @@ fn identity(manifest: &Manifest) -> Identity {
         ("the machine", manifest.fingerprint.combined.clone()),
         ("the NCCL library", fingerprint_of(&manifest.nccl.as_ref().map(|nccl| nccl.sha256.clone()))),
         ("the variables that hold in every arm", fingerprint_of(&manifest.pins)),
+        ("the variables let through", fingerprint_of(&manifest.kept_environment)),
         ("the GPUs used", fingerprint_of(&manifest.devices)),
         ("the workload", fingerprint_of(&manifest.workload)),
         ("the arms", fingerprint_of(&manifest.arms.iter().map(|arm| arm.id.clone()).collect::<Vec<_>>())),
@@ -558,7 +563,7 @@ fn open(request: &TuneRequest, prepared: &Prepared, identity: &Identity, directo
     if !request.resume {
         let made = directory::create(directory)?;
         let mut journal = Journal::create(directory)?;
-        if let Err(failure) = begin(&mut journal, prepared, identity, directory) {
+        if let Err(failure) = begin(request, &mut journal, prepared, identity, directory) {
             journal.abandon();
             directory::clear(directory, made);
             return Err(failure);
@@ -579,8 +584,19 @@ fn open(request: &TuneRequest, prepared: &Prepared, identity: &Identity, directo
 }
 
 /// The first lines of a new run.
-fn begin(journal: &mut Journal, prepared: &Prepared, identity: &Identity, directory: &Path) -> Result<(), Failure> {
+fn begin(
+    request: &TuneRequest,
+    journal: &mut Journal,
+    prepared: &Prepared,
+    identity: &Identity,
+    directory: &Path,
+) -> Result<(), Failure> {
     write_manifest(directory, &prepared.manifest)?;
+    if let Some(machine) = request.machine.as_deref().filter(|name| SimulatedMachine::named(name).is_none()) {
+        // The run must not change when somebody edits that file.
+        let text = read_bounded(Path::new(machine)).map_err(|error| Failure::new(ErrorKind::Usage, error))?;
+        directory::write(directory, MACHINE_FILE, &text)?;
+    }
     journal.append(
         0.0,
         Event::RunOpened {
@@ -637,7 +653,7 @@ fn backend(
     match (manifest.backend, &manifest.nccl, &prepared.recorded) {
         (BackendKind::Nccl, Some(nccl), _) => Ok(Box::new(NcclBackend::new(NcclSetup {
             supervisor: Rc::clone(supervisor),
-            environment: worker_environment(&request.environment, &request.keep_environment, &manifest.pins),
+            environment: worker_environment(&request.environment, &manifest.kept_environment, &manifest.pins),
             gpus: chosen_gpus(manifest),
             nccl: nccl.clone(),
             logs: directory.join(LOGS_FOLDER),
@@ -673,7 +689,7 @@ fn run(
             .with_hint(resume_hint(directory)));
     }
     if evidence.measured_cells() == 0 {
-        return Err(nothing_measured(&evidence, directory));
+        return Err(nothing_measured(&prepared.manifest, &evidence, directory));
     }
     // A search that the budget cut short may still have had a whole final.
     let cut_short = evidence.finalists().is_some_and(|(_, _, reason)| reason.starts_with(CUT_SHORT));
@@ -710,7 +726,7 @@ fn stopped(error: CampaignError, directory: &Path) -> Failure {
     failure
 }
 
-fn nothing_measured(evidence: &Evidence, directory: &Path) -> Failure {
+fn nothing_measured(manifest: &Manifest, evidence: &Evidence, directory: &Path) -> Failure {
     let mut kinds: Vec<String> = evidence
         .failures()
         .iter()
@@ -719,12 +735,14 @@ fn nothing_measured(evidence: &Evidence, directory: &Path) -> Failure {
         .map(|failure| format!("{}: {}", failure.kind.name(), failure.detail))
         .collect();
     kinds.dedup();
-    Failure::new(ErrorKind::NothingMeasured, format!("nothing could be measured; {}", kinds.join("; "))).with_hint(
-        format!(
-            "`nccltune doctor` may know why; what the workers printed is in {}",
-            directory.join(LOGS_FOLDER).display()
-        ),
-    )
+    let failure = Failure::new(ErrorKind::NothingMeasured, format!("nothing could be measured; {}", kinds.join("; ")));
+    if manifest.backend == BackendKind::Replay {
+        return failure.with_hint("a replay knows the points and arms that were recorded, and no others");
+    }
+    failure.with_hint(format!(
+        "`nccltune doctor` may know why; what the workers printed is in {}",
+        directory.join(LOGS_FOLDER).display()
+    ))
 }
 
 fn write_answer(

@@ -40,9 +40,9 @@ impl WorkloadWish {
         *self == Self::default()
     }
 
-    /// The engine, or its default.
+    /// The engine, or its default; sizes that belong to no model belong to no engine either.
     pub fn engine(&self) -> Engine {
-        self.engine.unwrap_or(Engine::Sglang)
+        self.engine.unwrap_or(if self.sizes.is_some() { Engine::None } else { Engine::Sglang })
     }
 }
 
@@ -79,6 +79,11 @@ struct ModelText {
     name: String,
 }
 
+/// The length of a file, by opening it: the error of a missing one then says so plainly.
+pub(super) fn length_of(path: &Path) -> Result<u64, std::io::Error> {
+    Ok(fs_err::File::open(path)?.metadata()?.len())
+}
+
 /// A preset by name, else a file. A name with a slash or an extension is always a file.
 fn read_model(model: &str) -> Result<ModelText, Failure> {
     if let Some(text) = preset(model) {
@@ -94,7 +99,7 @@ fn read_model(model: &str) -> Result<ModelText, Failure> {
             None => failure.with_hint(format!("name a config.json or one of the presets: {known}")),
         }
     };
-    let length = fs_err::metadata(&file).map_err(|error| unreadable(error.to_string()))?.len();
+    let length = length_of(&file).map_err(|error| unreadable(error.to_string()))?;
     if length > MAX_CONFIG_BYTES as u64 {
         return Err(unreadable(format!("{} is larger than {MAX_CONFIG_BYTES} bytes", file.display())));
     }

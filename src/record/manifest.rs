@@ -124,6 +124,9 @@ pub struct Manifest {
     pub nccl: Option<NcclLibrary>,
     /// Variables that hold in every arm.
     pub pins: Vec<Pin>,
+    /// Variables let through to the workers beside the usual ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept_environment: Vec<String>,
     /// Positions of the GPUs used, in PCI order.
     pub devices: Vec<u32>,
     /// The workload.
@@ -138,9 +141,6 @@ pub struct Manifest {
     pub settings: Settings,
     /// What doctor found beforehand.
     pub checks: CheckReport,
-    /// The file behind a simulated machine that is not compiled in.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub machine_file: Option<String>,
     /// The recorded run behind a replay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded: Option<String>,

@@ -7,6 +7,7 @@ use super::{
 use crate::evidence::Evidence;
 use crate::record::{Arm, ArmId, DropReason, Phase, PointKey};
 use crate::stats;
+use crate::wording::plural;
 
 /// Fewest and most paired launches of a finalist.
 const LAUNCHES: (u32, u32) = (6, 24);
@@ -101,16 +102,17 @@ fn choose(context: &SearchContext, evidence: &Evidence, prefix: &str) -> Want {
             finalists.push(simplest);
         }
     }
-    let launches = settings
-        .final_launches
-        .unwrap_or_else(|| planned_launches(context, evidence, finalists.first().map(|best| best.objective_log)));
-    let reason = if finalists.is_empty() {
-        format!("{prefix}no arm looked faster than the default by the smallest gain in {blocks} blocks")
+    let (launches, why) = match settings.final_launches {
+        Some(launches) => (launches, "as asked"),
+        None => planned_launches(context, evidence, finalists.first().map(|best| best.objective_log)),
+    };
+    let blocks_text = format!("{blocks} {}", plural(blocks as u32, "block", "blocks"));
+    let reason = if context.arms.len() == 1 {
+        format!("{prefix}there is no arm beside the default")
+    } else if finalists.is_empty() {
+        format!("{prefix}no arm looked faster than the default by the smallest gain in {blocks_text}")
     } else {
-        format!(
-            "{prefix}best of {} arms over {blocks} blocks; {launches} paired launches follow from the noise seen",
-            standings.len()
-        )
+        format!("{prefix}best of {} arms over {blocks_text}; {launches} paired launches {why}", standings.len())
     };
     Want::Finalists { arms: finalists.into_iter().map(|standing| standing.arm.clone()).collect(), launches, reason }
 }
@@ -121,9 +123,15 @@ fn variables(context: &SearchContext, id: &ArmId) -> usize {
 
 /// Launches after which the intervals should be narrow enough, from the spread seen in the search.
 /// Fixed before the final begins, so that nobody stops when the figures happen to look good.
-fn planned_launches(context: &SearchContext, evidence: &Evidence, best_log: Option<f64>) -> u32 {
+fn planned_launches(context: &SearchContext, evidence: &Evidence, best_log: Option<f64>) -> (u32, &'static str) {
     let settings = &context.settings;
-    let Some(objective_spread) = pooled_spread(context, evidence, None) else { return USUAL_LAUNCHES };
+    let limited = |launches: u32, why: &'static str| match context.most_launches {
+        Some(most) if most < launches => (most, "are all that were recorded"),
+        _ => (launches, why),
+    };
+    let Some(objective_spread) = pooled_spread(context, evidence, None) else {
+        return limited(USUAL_LAUNCHES, "as usual: the search tells too little of the noise");
+    };
     let needed = |spread: f64, target: f64| {
         stats::launches_needed(spread, target.max(0.002), CONFIDENCE, LAUNCHES.0, LAUNCHES.1)
     };
@@ -138,7 +146,7 @@ fn planned_launches(context: &SearchContext, evidence: &Evidence, best_log: Opti
         .map(|spread| needed(spread, settings.max_regression))
         .max()
         .unwrap_or(USUAL_LAUNCHES);
-    for_objective.max(for_points)
+    limited(for_objective.max(for_points), "follow from the noise seen")
 }
 
 fn finals(context: &SearchContext, evidence: &Evidence, finalists: &[ArmId], launches: u32) -> Want {

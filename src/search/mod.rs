@@ -34,6 +34,9 @@ pub struct SearchContext {
     pub points: Vec<PointKey>,
     /// Thresholds and sizes.
     pub settings: Settings,
+    /// Most paired launches that can be had, where that is limited: a replay has no more than were
+    /// recorded.
+    pub most_launches: Option<u32>,
     /// Seconds the run may take in all.
     pub budget_s: Option<f64>,
 }

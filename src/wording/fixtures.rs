@@ -106,6 +106,7 @@ pub(crate) fn manifest() -> Manifest {
             Pin { variable: "NCCL_CUMEM_ENABLE".to_owned(), value: "0".to_owned(), origin: Origin::Engine },
             Pin { variable: "NCCL_NVLS_ENABLE".to_owned(), value: "0".to_owned(), origin: Origin::Engine },
         ],
+        kept_environment: Vec::new(),
         devices: (0..8).collect(),
         workload: workload(),
         space: Space {
@@ -129,7 +130,6 @@ pub(crate) fn manifest() -> Manifest {
             cell_time_ms: 40.0,
         },
         checks: checks(),
-        machine_file: None,
         recorded: None,
     }
 }

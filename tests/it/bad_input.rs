@@ -381,7 +381,7 @@ fn recordings_that_cannot_be_replayed() {
         (replay("run --resume"), &["--resume", "--recorded"]),
         (
             format!("tune --backend simulated --out X --recorded {simulated}"),
-            &["--recorded goes with --backend replay"],
+            &["a recorded run is replayed: another backend cannot use --recorded"],
         ),
         ("tune --backend replay --out X".to_owned(), &["needs --recorded DIR"]),
         ("tune --backend simulated --assume-noise 2% --out X".to_owned(), &["--recorded"]),

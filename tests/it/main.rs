@@ -13,10 +13,14 @@ mod floors;
 mod planted;
 /// The real binary as a worker and as a probe: it ends with its parent and never talks nonsense.
 mod process;
+/// What README.md and docs/ say is what the program does, and generated pages are up to date.
+mod readme;
 /// Recorded runs replayed: the same verdict again, and another one from other numbers.
 mod replay;
 /// A run that was cut off anywhere goes on, and measures nothing twice.
 mod resume;
+/// Whole runs on the simulated machine, against what was planted in it.
+mod simulated;
 /// How the rules read the tree: its files, and Rust files as tokens. No rule lives here.
 mod source;
 /// Everything else that is true of every tracked file: rooms for `unsafe` and for the outside

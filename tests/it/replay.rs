@@ -41,6 +41,7 @@ fn searched(run: &Path) -> (Manifest, SearchContext, Evidence) {
         objective: Objective::of(&manifest.workload).expect("an objective"),
         points: measured_points(&manifest.workload),
         settings: manifest.settings.clone(),
+        most_launches: None,
         budget_s: None,
         arms: manifest.arms.clone(),
     };
@@ -211,9 +212,12 @@ fn launches_that_were_never_recorded_are_called_so() {
     let text = scene.run(&format!("tune --backend replay --recorded {} --out told --assume-noise 1.8%", run.display()));
     assert!(text.ok().stdout.contains(note));
 
+    // More launches than there are: what is missing is not made up, and nobody is told a reason that
+    // is not true.
     let longer = replay(&scene, &run, "longer", "--final-launches 20");
-    assert!(longer.notes.iter().any(|note| note.contains("beyond the recorded launches")), "{:?}", longer.notes);
-    assert_eq!(longer.verdict, VerdictKind::Adopt, "{}", longer.reason);
+    assert_eq!(longer.verdict, VerdictKind::Undecided, "{}", longer.reason);
+    assert!(longer.reason.contains("cannot be judged: the recorded run has no further launch"), "{}", longer.reason);
+    assert!(longer.answers.is_empty() && longer.winner.is_none());
 }
 
 #[test]
@@ -226,12 +230,18 @@ fn an_arm_that_was_never_recorded_is_not_invented() {
          [[arm]]\nname = \"recorded\"\nenv = { NCCL_MIN_NCHANNELS = \"16\" }\n\
          [[arm]]\nname = \"never\"\nenv = { NCCL_MIN_NCHANNELS = \"24\" }\n",
     );
+    // It was recorded while searching only, so nothing can be said of it on launches of its own.
     let choice = replay(&scene, &run, "X", "--space space.toml");
-    assert_eq!(choice.winner.as_deref(), Some("recorded"), "{}", choice.reason);
+    assert_eq!(choice.verdict, VerdictKind::Undecided, "{}", choice.reason);
+    assert!(choice.reason.starts_with("recorded cannot be judged"), "{}", choice.reason);
     let veto = choice.vetoed.iter().find(|veto| veto.name == "never").expect("listed as an arm that may not ship");
     assert!(veto.reason.starts_with("not-recorded"), "{}", veto.reason);
     let summary = scene.read("X/summary.csv");
     assert!(summary.lines().filter(|row| row.starts_with("never,")).all(|row| row.ends_with("not-recorded")));
+    // With an assumed noise its search launches stand in.
+    let assumed = replay(&scene, &run, "Y", "--space space.toml --assume-noise 1%");
+    assert_eq!(assumed.winner.as_deref(), Some("recorded"), "{}", assumed.reason);
+    assert!(assumed.vetoed.iter().any(|veto| veto.name == "never"));
 }
 
 #[test]
