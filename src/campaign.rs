@@ -117,7 +117,7 @@ impl Campaign<'_> {
         clock: &mut Clock,
         evidence: &mut Evidence,
     ) -> Result<Ending, CampaignError> {
-        let mut next_launch = evidence.launches();
+        let mut next_launch = evidence.next_launch();
         self.close_torn_block(journal, clock, evidence)?;
         loop {
             if (self.interrupted)() {
@@ -570,7 +570,9 @@ mod tests {
         let (ending, evidence) = run(&context, &mut backend);
         assert_eq!(ending, Ending::Complete);
         let mut first_block: Vec<Vec<String>> = backend.launches[..2].to_vec();
-        first_block.iter_mut().for_each(|launch| launch.sort());
+        for launch in &mut first_block {
+            launch.sort();
+        }
         first_block.sort();
         assert_eq!(first_block, [vec!["channels"], vec!["default", "ll", "thresholds"]]);
         assert_eq!(evidence.finalists().unwrap().0, [ArmId("channels".to_owned())]);

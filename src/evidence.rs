@@ -79,6 +79,7 @@ pub struct Evidence {
     dropped: Vec<(ArmId, String)>,
     set_lines: BTreeMap<u32, Vec<SetLine>>,
     launches: u32,
+    next_launch: u32,
     measured_cells: u32,
     duration_s: f64,
     segments: u32,
@@ -100,6 +101,9 @@ impl Evidence {
         match event {
             Event::BlockPlanned { block, phase, launches } => {
                 self.phases.insert(*block, *phase);
+                for launch in launches {
+                    self.next_launch = self.next_launch.max(launch.launch + 1);
+                }
                 let arms = launches.iter().flat_map(|launch| launch.arms.iter().cloned()).collect();
                 self.planned.insert(*block, arms);
             }
@@ -129,10 +133,8 @@ impl Evidence {
                 self.segments = *segment;
                 self.segment_starts.push(self.next_block());
             }
-            Event::RunOpened { .. }
-            | Event::LaunchStarted { .. }
-            | Event::RunInterrupted { .. }
-            | Event::RunFinished => {}
+            Event::LaunchStarted { launch, .. } => self.next_launch = self.next_launch.max(launch + 1),
+            Event::RunOpened { .. } | Event::RunInterrupted { .. } | Event::RunFinished => {}
         }
     }
 
@@ -380,6 +382,12 @@ impl Evidence {
     /// Launches that ended.
     pub const fn launches(&self) -> u32 {
         self.launches
+    }
+
+    /// The number the next launch gets: above every number that was planned or started, also where a
+    /// block was torn and its launches never ended.
+    pub const fn next_launch(&self) -> u32 {
+        self.next_launch
     }
 
     /// Cells measured.

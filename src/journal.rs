@@ -5,7 +5,7 @@
 //! of bytes lost is told; any other line that cannot be read is an error, because skipping it would
 //! change what the run found.
 
-use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use crate::error_kind::{Classified, ErrorKind};
@@ -22,7 +22,7 @@ const LINE_BYTES: usize = 16 * 1024 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// The operating system refused.
-    #[error("could not {doing} {path}: {source}")]
+    #[error("could not {doing} {path}")]
     Io {
         /// What was tried.
         doing: &'static str,
@@ -142,6 +142,13 @@ impl Journal {
         Ok(line)
     }
 
+    /// Takes back a journal whose run never began, so that nothing stands in the way of the next try.
+    pub fn abandon(self) {
+        // The directory stays as it is where even this fails; the error that led here is told.
+        let _ = fs_err::remove_file(&self.path);
+        let _ = fs_err::remove_file(self.path.with_file_name(LOCK_FILE));
+    }
+
     /// Forces everything to disk.
     pub fn sync(&mut self) -> Result<(), JournalError> {
         self.file.sync_data().map_err(|source| JournalError::Io { doing: "sync", path: self.path.clone(), source })
@@ -168,15 +175,18 @@ fn lock(directory: &Path) -> Result<fs_err::File, JournalError> {
 fn length_of_whole_lines(file: &mut fs_err::File) -> std::io::Result<u64> {
     file.seek(SeekFrom::Start(0))?;
     let mut reader = BufReader::new(file);
-    let mut whole = 0;
-    let mut line = Vec::new();
+    let (mut seen, mut whole) = (0, 0);
     loop {
-        line.clear();
-        let length = reader.read_until(b'\n', &mut line)?;
-        if line.last() != Some(&b'\n') {
+        let piece = reader.fill_buf()?;
+        let length = piece.len();
+        if length == 0 {
             return Ok(whole);
         }
-        whole += length as u64;
+        if let Some(last) = piece.iter().rposition(|byte| *byte == b'\n') {
+            whole = seen + last as u64 + 1;
+        }
+        seen += length as u64;
+        reader.consume(length);
     }
 }
 
@@ -187,15 +197,15 @@ fn read_lines(path: &Path) -> Result<Vec<JournalLine>, JournalError> {
     let mut text = Vec::new();
     loop {
         text.clear();
-        reader.read_until(b'\n', &mut text).map_err(io)?;
-        if text.last() != Some(&b'\n') {
-            // The end, or a torn tail.
-            return Ok(lines);
-        }
+        (&mut reader).take(LINE_BYTES as u64 + 1).read_until(b'\n', &mut text).map_err(io)?;
         let number = lines.len() as u64 + 1;
         let corrupt = |reason: String| JournalError::Corrupt { path: path.to_owned(), line: number, reason };
         if text.len() > LINE_BYTES {
             return Err(corrupt(format!("longer than {LINE_BYTES} bytes")));
+        }
+        if text.last() != Some(&b'\n') {
+            // The end, or a torn tail.
+            return Ok(lines);
         }
         let line: JournalLine = serde_json::from_slice(&text).map_err(|error| corrupt(error.to_string()))?;
         if line.sequence != number - 1 {

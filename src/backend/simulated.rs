@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 
 use rand::RngExt;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Backend, BackendError, LaunchPlan, Sink, collectives_per_graph};
+use crate::canonical::Fingerprint;
 use crate::collective::{Collective, DataType};
 use crate::machine::{Gpu, Machine};
 use crate::record::{CellMeasurement, Effective, Event, PassMeasurement, PassStep, PointKey};
@@ -20,7 +21,7 @@ pub const MACHINES: [(&str, &str); 1] =
     [("rtx-pro-6000-x8", include_str!("../../search-spaces/machines/rtx-pro-6000-x8.toml"))];
 
 /// A simulated machine as its file describes it.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimulatedMachine {
     format: u32,
@@ -43,7 +44,7 @@ pub struct SimulatedMachine {
     effect: Vec<Effect>,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Noise {
     /// Standard deviation of the log of a launch's factor.
@@ -58,7 +59,7 @@ struct Noise {
     replay_log_sd: f64,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(clippy::struct_field_names, reason = "units stand in field names")]
 struct Cost {
@@ -71,7 +72,7 @@ struct Cost {
 }
 
 /// How fast forward passes go beside their collectives.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PassRates {
     /// Gigabytes per second that products read weights with.
@@ -84,7 +85,7 @@ struct PassRates {
     crowding: f64,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Effect {
     /// Every variable must have this value for the effect to act.
@@ -193,6 +194,11 @@ impl SimulatedMachine {
         }
         let whole = products_us + collectives_us;
         (whole / 1e3, products_us / 1e3, (products_us + collectives_us * self.pass.crowding) / 1e3)
+    }
+
+    /// The fingerprint of everything its numbers follow from.
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(self)
     }
 
     /// What it stands for.

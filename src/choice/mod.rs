@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use crate::evidence::{Evidence, Objective};
 use crate::record::{
     Answer, AnswerKind, Arm, ArmId, BatchObjective, Choice, Contribution, Effective, FORMAT, Manifest, Memory,
-    Objective as ObjectiveRecord, Origin, Phase, Point, PointKey, PointVerdict, SearchSummary, Statistics, Thresholds,
-    VerdictKind, Veto,
+    Objective as ObjectiveRecord, Origin, OutcomeKind, Phase, Point, PointKey, PointVerdict, SearchSummary, Statistics,
+    Thresholds, VerdictKind, Veto,
 };
 use crate::search::{SearchContext, point_log_ratios, shown_regressions};
 use crate::stats::{self, RatioEstimate};
@@ -320,6 +320,13 @@ fn verdict_of(
     }
     // A finalist is settled if it is vetoed, dropped, or shown to stay above the smallest gain.
     let open = finalists.iter().find_map(|id| {
+        if let Some(failure) = evidence.failures_of(id).last()
+            && failure.kind == OutcomeKind::NotRecorded
+        {
+            // The recording ends before the question does: no finding about the arm.
+            let name = manifest.arms.iter().find(|arm| arm.id == *id).map_or(id.0.as_str(), |arm| arm.name.as_str());
+            return Some(format!("{name} cannot be judged: {}", failure.detail));
+        }
         if evidence.dropped().iter().any(|(arm, _)| arm == id) {
             return None;
         }
@@ -344,11 +351,23 @@ fn verdict_of(
         return (VerdictKind::Undecided, reason);
     }
     let vetoed = candidates.iter().filter(|candidate| candidate.veto.is_some()).count();
-    let reason = if vetoed > 0 {
-        format!(
-            "no finalist may ship: {vetoed} of {} regress at some point, the others do not gain enough",
-            finalists.len()
-        )
+    let failed = finalists
+        .iter()
+        .filter(|id| evidence.dropped().iter().any(|(arm, _)| arm == *id) && !evidence.failures_of(id).is_empty())
+        .filter(|id| !candidates.iter().any(|candidate| candidate.arm.id == **id && candidate.veto.is_some()))
+        .count();
+    let mut why = Vec::new();
+    if vetoed > 0 {
+        why.push(format!("{vetoed} of {} regress at some point", finalists.len()));
+    }
+    if failed > 0 {
+        why.push(format!("{failed} of {} failed", finalists.len()));
+    }
+    if vetoed + failed < finalists.len() {
+        why.push("the others do not gain enough".to_owned());
+    }
+    let reason = if vetoed + failed > 0 {
+        format!("no finalist may ship: {}", why.join(", "))
     } else {
         format!("no finalist gains {:.1} % or more", settings.min_gain * 100.0)
     };

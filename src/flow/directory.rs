@@ -3,10 +3,12 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::error_kind::{ErrorKind, Failure};
 use crate::journal::JOURNAL_FILE;
+use crate::record::FORMAT;
 
 /// File names in a run directory.
 pub(super) const MANIFEST_FILE: &str = "manifest.json";
@@ -18,8 +20,10 @@ pub(super) const MACHINE_FILE: &str = "machine.toml";
 /// Largest manifest or choice that is read.
 const MAX_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Makes a directory for a new run, or refuses one that holds something.
-pub(super) fn create(path: &Path) -> Result<(), Failure> {
+/// Makes a directory for a new run, or refuses one that holds something. Tells whether it had to be
+/// made.
+pub(super) fn create(path: &Path) -> Result<bool, Failure> {
+    let mut made = false;
     let unusable =
         |error: std::io::Error| Failure::new(ErrorKind::Usage, error).with_hint("name another place with --out DIR");
     if path.join(JOURNAL_FILE).exists() || path.join(MANIFEST_FILE).exists() {
@@ -38,6 +42,7 @@ pub(super) fn create(path: &Path) -> Result<(), Failure> {
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             fs_err::create_dir_all(path).map_err(unusable)?;
+            made = true;
         }
         Err(error) => return Err(unusable(error)),
     }
@@ -45,7 +50,19 @@ pub(super) fn create(path: &Path) -> Result<(), Failure> {
     tempfile::NamedTempFile::new_in(path).map_err(|error| {
         unusable(std::io::Error::new(error.kind(), format!("cannot write in {}: {error}", path.display())))
     })?;
-    Ok(())
+    Ok(made)
+}
+
+/// Clears away what a run left that ended before its first event; the directory too, if it was made
+/// for it.
+pub(super) fn clear(path: &Path, made: bool) {
+    // The directory stays as it is where even this fails; the error that led here is told.
+    for file in [MANIFEST_FILE, MACHINE_FILE] {
+        let _ = fs_err::remove_file(path.join(file));
+    }
+    if made {
+        let _ = fs_err::remove_dir(path);
+    }
 }
 
 /// A name for a run that nobody named: when, and what.
@@ -82,7 +99,20 @@ pub(super) fn read<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<
         return Err(unreadable(format!("{} is larger than {MAX_BYTES} bytes", path.display())));
     }
     let text = fs_err::read_to_string(&path).map_err(|error| unreadable(error.to_string()))?;
-    serde_json::from_str(&text).map_err(|error| unreadable(format!("{}: {error}", path.display())))
+    let parse_error = |error: serde_json::Error| unreadable(format!("{}: {error}", path.display()));
+    let Head { format } = serde_json::from_str(&text).map_err(parse_error)?;
+    if format > FORMAT {
+        // Told before fields are missed that only the newer version knows.
+        return Err(unreadable(format!("{}: format {format}; this version reads up to {FORMAT}", path.display())));
+    }
+    serde_json::from_str(&text).map_err(parse_error)
+}
+
+/// What every record says first.
+#[derive(Deserialize)]
+struct Head {
+    #[serde(default)]
+    format: u32,
 }
 
 #[cfg(test)]

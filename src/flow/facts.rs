@@ -127,12 +127,17 @@ pub(super) fn gather(
 }
 
 /// The fingerprint of everything that can change the answer, in named parts.
-pub(super) fn fingerprint(machine: &Machine, devices: &[u32], nccl: Option<&NcclLibrary>) -> FingerprintParts {
+pub(super) fn fingerprint(
+    machine: &Machine,
+    devices: &[u32],
+    nccl: Option<&NcclLibrary>,
+    simulation: Option<&Fingerprint>,
+) -> FingerprintParts {
     let gpus: Vec<_> = machine.gpus.iter().filter(|gpu| devices.contains(&gpu.index)).collect();
     let each =
         |of: &dyn Fn(&crate::machine::Gpu) -> String| gpus.iter().map(|gpu| of(gpu)).collect::<Vec<_>>().join(", ");
     let or_unknown = |text: Option<String>| text.unwrap_or_else(|| "unknown".to_owned());
-    let parts = BTreeMap::from([
+    let mut parts = BTreeMap::from([
         ("gpus".to_owned(), each(&|gpu| gpu.name.clone())),
         ("gpu-identities".to_owned(), each(&|gpu| gpu.uuid.clone())),
         ("gpu-addresses".to_owned(), each(&|gpu| gpu.pci_bus_id.clone())),
@@ -151,5 +156,6 @@ pub(super) fn fingerprint(machine: &Machine, devices: &[u32], nccl: Option<&Nccl
             or_unknown(nccl.map(|nccl| format!("{} {}", NcclVersion::from_code(nccl.version), nccl.sha256))),
         ),
     ]);
+    parts.extend(simulation.map(|table| ("simulation".to_owned(), table.to_string())));
     FingerprintParts { combined: Fingerprint::of(&parts).as_str().to_owned(), parts }
 }

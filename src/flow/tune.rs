@@ -18,7 +18,7 @@ use crate::campaign::{Campaign, CampaignError, Ending};
 use crate::canonical::Fingerprint;
 use crate::choice::{CampaignFacts, judge};
 use crate::clock::{Clock, wall_time};
-use crate::discovery::GpuLocks;
+use crate::discovery::{GpuLocks, select_devices};
 use crate::doctor::refuses;
 use crate::emit::{EmitAs, render};
 use crate::engine::{CollectiveStream, Engine};
@@ -28,11 +28,11 @@ use crate::journal::{self, Journal, JournalError};
 use crate::machine::{Machine, NcclLibrary, NcclVersion};
 use crate::process::Supervisor;
 use crate::record::{
-    Arm, BackendKind, CheckReport, Choice, Event, FORMAT, Labels, Manifest, Origin, OutcomeKind, PassStream, Phase,
-    Pin, Settings, Space, TrialPlan, VerdictKind, Workload,
+    Arm, BackendKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest, Origin, OutcomeKind,
+    PassStream, Phase, Pin, Settings, Space, TrialPlan, VerdictKind, Workload,
 };
 use crate::report::{SummaryRow, summary_csv};
-use crate::search::{Exhaustive, SearchContext, Strategy as _, Want};
+use crate::search::{CUT_SHORT, Exhaustive, SearchContext, Strategy as _, Want};
 use crate::seed::Seed;
 use crate::space;
 use crate::stats;
@@ -141,7 +141,7 @@ struct Prepared {
     context: SearchContext,
     version: NcclVersion,
     cublaslt: String,
-    recorded: Option<Vec<crate::record::JournalLine>>,
+    recorded: Option<Vec<JournalLine>>,
 }
 
 /// Runs the whole story.
@@ -160,13 +160,14 @@ pub fn tune(request: &TuneRequest, listener: Listener<'_>) -> Result<TuneEnd, Fa
         Some(path) => path.clone(),
         None => directory::default_path(&prepared.manifest.created, &identity.combined()),
     };
-    let opened = open(request, &prepared, &identity, &directory)?;
-    listener(Update::Directory(&directory));
+    // Whatever may still be refused is refused before anything is written.
     let _locks = match prepared.manifest.backend {
         BackendKind::Nccl => Some(GpuLocks::take(&chosen_gpus(&prepared.manifest))?),
         BackendKind::Simulated | BackendKind::Replay => None,
     };
     let mut backend = backend(request, &prepared, &supervisor, &directory)?;
+    let opened = open(request, &prepared, &identity, &directory)?;
+    listener(Update::Directory(&directory));
     prepared.context.most_launches = backend.most_final_launches();
     prepared.context.most_trial_launches = backend.most_trial_launches();
     run(&prepared, &directory, opened, backend.as_mut(), &supervisor, listener)
@@ -292,7 +293,7 @@ fn prepare(
         labels,
         fingerprint: match recorded {
             Some(manifest) => manifest.fingerprint.clone(),
-            None => fingerprint(&measured.machine, &devices, measured.nccl.as_ref()),
+            None => fingerprint(&measured.machine, &devices, measured.nccl.as_ref(), measured.simulation.as_ref()),
         },
         machine: measured.machine,
         nccl: measured.nccl,
@@ -445,6 +446,8 @@ struct Measured {
     devices: Vec<u32>,
     nccl: Option<NcclLibrary>,
     cublaslt: Option<String>,
+    /// Of the table behind a simulated machine.
+    simulation: Option<Fingerprint>,
     checks: CheckReport,
     conf: Vec<Pin>,
     notices: Vec<String>,
@@ -480,6 +483,7 @@ fn measured_machine(
                 devices: facts.devices,
                 nccl: Some(nccl),
                 cublaslt: facts.cublaslt,
+                simulation: None,
                 checks: facts.checks,
                 conf: facts.conf,
                 notices,
@@ -490,6 +494,7 @@ fn measured_machine(
             devices: manifest.devices.clone(),
             nccl: manifest.nccl.clone(),
             cublaslt: None,
+            simulation: None,
             checks: manifest.checks.clone(),
             conf: Vec::new(),
             notices: Vec::new(),
@@ -497,9 +502,19 @@ fn measured_machine(
         _ => {
             let simulated = simulated_machine(request, previous)?;
             let machine = simulated.machine();
-            let devices = machine.gpus.iter().map(|gpu| gpu.index).collect();
+            let devices = select_devices(&machine, &request.devices)?;
+            let simulation = Some(simulated.fingerprint());
             let notices = vec![format!("SIMULATED: {}", simulated.description())];
-            Ok(Measured { machine, devices, nccl: None, cublaslt: None, checks: none(), conf: Vec::new(), notices })
+            Ok(Measured {
+                machine,
+                devices,
+                nccl: None,
+                cublaslt: None,
+                simulation,
+                checks: none(),
+                conf: Vec::new(),
+                notices,
+            })
         }
     }
 }
@@ -652,46 +667,19 @@ fn open(request: &TuneRequest, prepared: &Prepared, identity: &Identity, directo
         BackendKind::Simulated | BackendKind::Replay => Clock::virtual_time(),
     };
     if !request.resume {
-        directory::create(directory)?;
+        let made = directory::create(directory)?;
         let mut journal = Journal::create(directory)?;
-        write_manifest(directory, &prepared.manifest)?;
-        if let Some(machine) = request.machine.as_deref().filter(|name| SimulatedMachine::named(name).is_none()) {
-            // The run must not change when somebody edits that file.
-            let text = read_bounded(Path::new(machine)).map_err(|error| Failure::new(ErrorKind::Usage, error))?;
-            directory::write(directory, MACHINE_FILE, &text)?;
+        if let Err(failure) = begin(request, &mut journal, prepared, identity, directory) {
+            journal.abandon();
+            directory::clear(directory, made);
+            return Err(failure);
         }
-        journal.append(
-            0.0,
-            Event::RunOpened {
-                format: FORMAT,
-                tool_version: prepared.manifest.tool_version.clone(),
-                seed: prepared.manifest.seed,
-                identity: identity.combined(),
-            },
-        )?;
-        journal.sync()?;
         return Ok(Opened { journal, evidence: Evidence::default(), clock });
     }
+    // Looked at before it is opened for writing: a refused resume leaves everything as it was, a torn
+    // tail included.
+    require_same_run(&journal::read(directory)?, identity, directory)?;
     let reopened = Journal::reopen(directory)?;
-    let Some(Event::RunOpened { identity: known, .. }) = reopened.lines.first().map(|line| &line.event) else {
-        return Err(Failure::new(ErrorKind::Usage, format!("{} holds an empty journal", directory.display()))
-            .with_hint("start afresh in another directory"));
-    };
-    if *known != identity.combined() {
-        let before = self::identity(&directory::read::<Manifest>(directory, MANIFEST_FILE)?);
-        let changed: Vec<&str> = identity
-            .0
-            .iter()
-            .filter(|(part, value)| before.0.get(*part) != Some(value))
-            .map(|(part, _)| *part)
-            .collect();
-        let changed = if changed.is_empty() { "the manifest".to_owned() } else { changed.join(", ") };
-        return Err(Failure::new(
-            ErrorKind::Usage,
-            format!("this is another run: {changed} differ from what {} was started with", directory.display()),
-        )
-        .with_hint("old and new numbers cannot be compared; start a new run in another directory"));
-    }
     let mut evidence = Evidence::of(&reopened.lines);
     let elapsed_s = reopened.lines.last().map_or(0.0, |line| line.at_s);
     let mut journal = reopened.journal;
@@ -699,6 +687,53 @@ fn open(request: &TuneRequest, prepared: &Prepared, identity: &Identity, directo
     let line = journal.append(elapsed_s, resumed)?;
     evidence.tell(&line.event);
     Ok(Opened { journal, evidence, clock: clock.continued_from(elapsed_s) })
+}
+
+/// The first lines of a new run.
+fn begin(
+    request: &TuneRequest,
+    journal: &mut Journal,
+    prepared: &Prepared,
+    identity: &Identity,
+    directory: &Path,
+) -> Result<(), Failure> {
+    write_manifest(directory, &prepared.manifest)?;
+    if let Some(machine) = request.machine.as_deref().filter(|name| SimulatedMachine::named(name).is_none()) {
+        // The run must not change when somebody edits that file.
+        let text = read_bounded(Path::new(machine)).map_err(|error| Failure::new(ErrorKind::Usage, error))?;
+        directory::write(directory, MACHINE_FILE, &text)?;
+    }
+    journal.append(
+        0.0,
+        Event::RunOpened {
+            format: FORMAT,
+            tool_version: prepared.manifest.tool_version.clone(),
+            seed: prepared.manifest.seed,
+            identity: identity.combined(),
+        },
+    )?;
+    journal.sync()?;
+    Ok(())
+}
+
+/// Refuses to mix numbers of two runs, and names what differs.
+fn require_same_run(lines: &[JournalLine], identity: &Identity, directory: &Path) -> Result<(), Failure> {
+    let Some(Event::RunOpened { identity: known, .. }) = lines.first().map(|line| &line.event) else {
+        return Err(Failure::new(ErrorKind::Usage, format!("{} holds an empty journal", directory.display()))
+            .with_hint("start afresh in another directory"));
+    };
+    if *known == identity.combined() {
+        return Ok(());
+    }
+    let before = self::identity(&directory::read::<Manifest>(directory, MANIFEST_FILE)?);
+    let changed: Vec<&str> =
+        identity.0.iter().filter(|(part, value)| before.0.get(*part) != Some(value)).map(|(part, _)| *part).collect();
+    let changed = if changed.is_empty() { "the manifest".to_owned() } else { changed.join(", ") };
+    Err(Failure::new(
+        ErrorKind::Usage,
+        format!("this is another run than the one in {}; what differs: {changed}", directory.display()),
+    )
+    .with_hint("old and new numbers cannot be compared; start a new run in another directory"))
 }
 
 fn write_manifest(directory: &Path, manifest: &Manifest) -> Result<(), Failure> {
@@ -763,8 +798,11 @@ fn run(
     if evidence.measured_cells() == 0 {
         return Err(nothing_measured(&prepared.manifest, &evidence, directory));
     }
+    // A search that the budget cut short may still have had a whole final.
+    let cut_short = evidence.finalists().is_some_and(|(_, _, reason)| reason.starts_with(CUT_SHORT));
+    let stopped_by = if cut_short { Ending::Budget } else { ending };
     let facts =
-        CampaignFacts { stopped_by: ending.name().to_owned(), wall_s: clock.elapsed_s(), notes: backend.notes() };
+        CampaignFacts { stopped_by: stopped_by.name().to_owned(), wall_s: clock.elapsed_s(), notes: backend.notes() };
     let choice = judge(&prepared.manifest, &prepared.context, &evidence, &facts);
     if ending == Ending::Budget && choice.verdict == VerdictKind::Undecided {
         return Err(Failure::new(

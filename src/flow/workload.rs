@@ -53,20 +53,23 @@ impl WorkloadWish {
 pub fn workload(wish: &WorkloadWish, ranks: u32, gpu_memory_mib: Option<u64>) -> Result<Workload, Failure> {
     if let Some(sizes) = &wish.sizes {
         let tensor_parallel = wish.tensor_parallel.unwrap_or(ranks);
-        return Ok(crate::workload::from_sizes(sizes, tensor_parallel, crate::collective::DataType::Bf16)?);
+        let workload = crate::workload::from_sizes(sizes, tensor_parallel, crate::collective::DataType::Bf16)?;
+        // Sizes belong to no model, but the engine's own variables hold while they are measured.
+        return Ok(Workload { engine: wish.engine().name().to_owned(), ..workload });
     }
-    let (config, request) = model_and_request(wish, ranks, gpu_memory_mib)?;
-    Ok(derive(&config, &request)?)
+    let (config, name, request) = model_and_request(wish, ranks, gpu_memory_mib)?;
+    // Complaints are about the file; the workload goes by the model's name.
+    Ok(Workload { model: name, ..derive(&config, &request)? })
 }
 
-/// The model and what is asked of it, for whatever is derived from the two; sizes that were named
-/// directly play no part in it.
+/// The model, what people call it, and what is asked of it; sizes that were named directly play no
+/// part in it.
 fn model_and_request(
     wish: &WorkloadWish,
     ranks: u32,
     gpu_memory_mib: Option<u64>,
-) -> Result<(ModelConfig, WorkloadRequest), Failure> {
-    let config = read_model(wish.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
+) -> Result<(ModelConfig, String, WorkloadRequest), Failure> {
+    let (config, name) = read_model(wish.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
     let request = WorkloadRequest {
         engine: wish.engine(),
         tensor_parallel: wish.tensor_parallel.unwrap_or(ranks),
@@ -76,7 +79,7 @@ fn model_and_request(
         gpu_memory_mib,
         assume_decoder: wish.assume_decoder,
     };
-    Ok((config, request))
+    Ok((config, name, request))
 }
 
 /// The forward pass that finalists are tried in: one rank's shape and the passes that are timed.
@@ -90,8 +93,9 @@ pub fn trial_shape(
     if wish.sizes.is_some() {
         return Ok(None);
     }
-    let (config, request) = model_and_request(wish, ranks, gpu_memory_mib)?;
-    Ok(Some((pass_shape(&config, &request)?, pass_cases(&config, &request, context)?)))
+    let (config, name, request) = model_and_request(wish, ranks, gpu_memory_mib)?;
+    let shape = PassShape { model: name, ..pass_shape(&config, &request)? };
+    Ok(Some((shape, pass_cases(&config, &request, context)?)))
 }
 
 /// The length of a file, by opening it: the error of a missing one then says so plainly.
@@ -100,9 +104,9 @@ pub(super) fn length_of(path: &Path) -> Result<u64, std::io::Error> {
 }
 
 /// A preset by name, else a file. A name with a slash or an extension is always a file.
-fn read_model(model: &str) -> Result<ModelConfig, Failure> {
+fn read_model(model: &str) -> Result<(ModelConfig, String), Failure> {
     if let Some(config) = preset(model) {
-        return Ok(config?);
+        return Ok((config?, model.to_owned()));
     }
     let path = Path::new(model);
     let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
@@ -127,5 +131,5 @@ fn read_model(model: &str) -> Result<ModelConfig, Failure> {
             .map_or_else(|| "config.json".to_owned(), |name| name.to_string_lossy().into_owned()),
         Some(name) => name.trim_end_matches(".json").to_owned(),
     };
-    Ok(parse_config(&text, &name)?)
+    Ok((parse_config(&text, &file.display().to_string())?, name))
 }

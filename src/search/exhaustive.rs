@@ -1,7 +1,8 @@
 //! The reference: every arm in every block of the search, then the finalists on fresh launches.
 
 use super::{
-    SearchContext, Standing, Strategy, Want, complete_blocks, living, pooled_half_width, pooled_spread, standings,
+    CUT_SHORT, SearchContext, Standing, Strategy, Want, complete_blocks, living, pooled_half_width, pooled_spread,
+    standings,
 };
 use crate::evidence::Evidence;
 use crate::record::{Arm, ArmId, DropReason, Phase, PointKey};
@@ -49,7 +50,7 @@ fn search(context: &SearchContext, evidence: &Evidence) -> Want {
     let default_alone = living.is_empty() && default_blocks < context.settings.search_blocks;
     if !behind.is_empty() || default_alone {
         if default_blocks > 0 && !time_for_another_search_block(context, evidence) {
-            return choose(context, evidence, "the time budget ended the search early; ");
+            return choose(context, evidence, CUT_SHORT);
         }
         behind.push(context.default.clone());
         return Want::Block { phase: Phase::Search, arms: behind };

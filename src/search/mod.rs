@@ -19,6 +19,9 @@ const FEWEST_RESIDUALS: usize = 6;
 /// is small against it.
 const NORMAL_95: f64 = 1.959_964;
 
+/// How the reason for the finalists begins where the time budget left no time for the whole search.
+pub const CUT_SHORT: &str = "the time budget ended the search early; ";
+
 /// What does not change during a run.
 #[derive(Debug, Clone)]
 pub struct SearchContext {

@@ -1,10 +1,24 @@
 //! The integration tests: one binary, one module per subject, so that they link once.
 #![expect(clippy::disallowed_methods, reason = "tests ask git, and start the program as a user would")]
 
+/// What is refused, with which words and status, and that nothing is written or lost over it.
+mod bad_input;
+/// How tests start the program and look at what it left. No test lives here.
+mod command;
+/// Whole commands as a user types them: both streams, the status, and the files.
+mod commands;
 /// Which module of `src/` may know which: the floors, and planted trees that must be caught.
 mod floors;
+/// Machines with planted effects: what is there is found, what is not there is never adopted.
+mod planted;
+/// The real binary as a worker and as a probe: it ends with its parent and never talks nonsense.
+mod process;
 /// What README.md and docs/ say is what the program does, and generated pages are up to date.
 mod readme;
+/// Recorded runs replayed: the same verdict again, and another one from other numbers.
+mod replay;
+/// A run that was cut off anywhere goes on, and measures nothing twice.
+mod resume;
 /// Whole runs on the simulated machine, against what was planted in it.
 mod simulated;
 /// How the rules read the tree: its files, and Rust files as tokens. No rule lives here.
