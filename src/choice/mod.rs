@@ -253,17 +253,7 @@ fn simplest_tie<'a, 'b>(
             stats::log_ratio_estimate(&ratios, CONFIDENCE).is_some_and(|estimate| estimate.low <= 1.0)
         }
     });
-    let cost = |candidate: &&Candidate<'a>| {
-        let channels = context
-            .points
-            .iter()
-            .filter_map(|point| effective(evidence, &candidate.arm.id, *point)?.communicator_channels)
-            .max()
-            .unwrap_or(0);
-        let bytes: u64 = candidate.arm.env.get("NCCL_BUFFSIZE").and_then(|text| text.parse().ok()).unwrap_or(0);
-        (channels, bytes, candidate.arm.env.len(), candidate.arm.id.clone())
-    };
-    tied.min_by_key(cost).unwrap_or(best)
+    tied.min_by_key(|candidate| simplicity(context, evidence, candidate.arm)).unwrap_or(best)
 }
 
 /// Why the default was never measured, where that is so: then the machine is at fault, not an arm.
@@ -271,6 +261,18 @@ fn default_failure(evidence: &Evidence, default: &ArmId) -> Option<String> {
     let failure = evidence.failures_of(default).last().copied()?;
     let measured = evidence.was_measured(default);
     (!measured).then(|| format!("{}: {}", failure.kind.name(), failure.detail))
+}
+
+/// What ties are broken by, least first: channels of the communicator, buffer bytes, variables.
+fn simplicity(context: &SearchContext, evidence: &Evidence, arm: &Arm) -> (u32, u64, usize, ArmId) {
+    let channels = context
+        .points
+        .iter()
+        .filter_map(|point| effective(evidence, &arm.id, *point)?.communicator_channels)
+        .max()
+        .unwrap_or(0);
+    let bytes = arm.env.get("NCCL_BUFFSIZE").and_then(|text| text.parse().ok()).unwrap_or(0);
+    (channels, bytes, arm.env.len(), arm.id.clone())
 }
 
 fn verdict_of(

@@ -113,7 +113,22 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence) -> Option<Judg
         .iter()
         .filter(enough)
         .filter(|tried| tried.mix.high < gain)
-        .min_by(|left, right| left.mix.ratio.total_cmp(&right.mix.ratio));
+        .min_by(|left, right| left.mix.ratio.total_cmp(&right.mix.ratio))
+        // Arms that cannot be told from the best in the pass: the simplest of them.
+        .map(|best| {
+            let tied = |tried: &&Tried<'_>| {
+                let ratios = evidence.trial_log_ratios(&tried.arm.id, &best.arm.id, &plan.cases);
+                tried.arm.id == best.arm.id
+                    || stats::log_ratio_estimate(&ratios, CONFIDENCE).is_some_and(|estimate| estimate.low <= 1.0)
+            };
+            tried
+                .iter()
+                .filter(enough)
+                .filter(|tried| tried.mix.high < gain)
+                .filter(tied)
+                .min_by_key(|tried| super::simplicity(context, evidence, tried.arm))
+                .unwrap_or(best)
+        });
     let best =
         winner.or_else(|| tried.iter().filter(enough).min_by(|left, right| left.mix.ratio.total_cmp(&right.mix.ratio)));
     let reason = best.map_or_else(
@@ -144,7 +159,7 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence) -> Option<Judg
     }
     Some(Judged {
         winner: winner.map(|winner| winner.arm.id.clone()),
-        profiles: profiles(&deciding, &tried, gain),
+        profiles: profiles(evidence, &deciding, &tried, gain, winner.map(|winner| &winner.arm.id)),
         vetoed: tried
             .iter()
             .filter_map(|tried| {
@@ -195,8 +210,14 @@ fn weigh<'a>(context: &SearchContext, evidence: &Evidence, plan: &'a TrialPlan, 
 }
 
 /// The best arm for the smallest batch (latency) and for the largest (throughput), where one is shown
-/// to gain there.
-fn profiles(deciding: &[&PassCase], tried: &[Tried<'_>], gain: f64) -> Vec<(String, ArmId)> {
+/// to gain there and to be faster than the balanced winner.
+fn profiles(
+    evidence: &Evidence,
+    deciding: &[&PassCase],
+    tried: &[Tried<'_>],
+    gain: f64,
+    winner: Option<&ArmId>,
+) -> Vec<(String, ArmId)> {
     let ends = [
         ("latency", deciding.iter().min_by_key(|case| case.tokens)),
         ("throughput", deciding.iter().max_by_key(|case| case.tokens)),
@@ -213,7 +234,12 @@ fn profiles(deciding: &[&PassCase], tried: &[Tried<'_>], gain: f64) -> Vec<(Stri
                 .filter_map(|tried| Some((at(tried)?, tried)))
                 .filter(|(estimate, _)| estimate.high < gain && estimate.count >= FEWEST_LAUNCHES)
                 .min_by(|left, right| left.0.ratio.total_cmp(&right.0.ratio))?;
-            Some((profile.to_owned(), best.1.arm.id.clone()))
+            // The balanced winner answers for a profile too, unless another is shown to be faster there.
+            let own = winner.is_none_or(|winner| {
+                let ratios = evidence.pass_log_ratios(&best.1.arm.id, winner, case.key());
+                stats::log_ratio_estimate(&ratios, CONFIDENCE).is_some_and(|estimate| estimate.high < 1.0)
+            });
+            own.then(|| (profile.to_owned(), best.1.arm.id.clone()))
         })
         .collect()
 }
