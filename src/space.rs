@@ -80,7 +80,7 @@ pub enum SpaceError {
         reason: String,
     },
     /// No such file or name.
-    #[error("there is no search space {name:?}; compiled in are {known}")]
+    #[error("there is no search space {name:?}, neither compiled in ({known}) nor as a file")]
     Unknown {
         /// What was asked for.
         name: String,

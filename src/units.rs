@@ -81,7 +81,7 @@ pub fn parse_fraction(text: &str) -> Result<f64, QuantityError> {
     if value.is_finite() && (0.0..1.0).contains(&value) {
         Ok(value)
     } else {
-        Err(QuantityError::OutOfRange { text: text.to_owned(), expected: "between 0 % and 100 %" })
+        Err(QuantityError::OutOfRange { text: text.to_owned(), expected: "between 0 % and 100 %; write 2% or 0.02" })
     }
 }
 

@@ -557,9 +557,8 @@ impl<'a> Launch<'a> {
         let kind = match failure {
             FailureKind::OutOfMemory => OutcomeKind::OutOfMemory,
             FailureKind::WrongResult => OutcomeKind::WrongResult,
-            FailureKind::Unsupported => OutcomeKind::Unsupported,
+            FailureKind::Unsupported | FailureKind::CublasLt => OutcomeKind::Unsupported,
             FailureKind::Cuda => OutcomeKind::Crashed,
-            FailureKind::CublasLt => OutcomeKind::Unsupported,
             FailureKind::Nccl if symptom(Symptom::OutOfMemory) || symptom(Symptom::SharedMemoryFailed) => {
                 OutcomeKind::OutOfMemory
             }

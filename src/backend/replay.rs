@@ -142,15 +142,17 @@ impl ReplayBackend {
         plan: &LaunchPlan,
         communicator: &CommunicatorPlan,
         duration_s: &mut f64,
-    ) -> Result<Vec<PassMeasurement>, Event> {
+    ) -> Result<Vec<PassMeasurement>, Box<Event>> {
         let arm = &communicator.arm.id;
-        let failed = |outcome: Outcome| Event::CellFailed {
-            arm: arm.clone(),
-            point: None,
-            block: plan.block,
-            launch: plan.launch,
-            outcome,
-            duration_s: 0.0,
+        let failed = |outcome: Outcome| {
+            Box::new(Event::CellFailed {
+                arm: arm.clone(),
+                point: None,
+                block: plan.block,
+                launch: plan.launch,
+                outcome,
+                duration_s: 0.0,
+            })
         };
         let not_recorded = Outcome {
             kind: OutcomeKind::NotRecorded,
@@ -252,7 +254,7 @@ impl Backend for ReplayBackend {
                     }
                 }
                 Err(failed) => {
-                    if sink(failed).is_break() {
+                    if sink(*failed).is_break() {
                         return Ok(());
                     }
                 }

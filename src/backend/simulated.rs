@@ -34,7 +34,9 @@ pub struct SimulatedMachine {
     compute_capability: [i32; 2],
     noise: Noise,
     cost: Cost,
-    pass: PassRates,
+    /// Without it the machine cannot be tried in a forward pass.
+    #[serde(default)]
+    pass: Option<PassRates>,
     /// Message sizes of every list below, ascending.
     sizes_bytes: Vec<u64>,
     /// What the default takes, microseconds.
@@ -132,9 +134,11 @@ impl SimulatedMachine {
         if !noise.iter().all(|value| (0.0..1.0).contains(value)) || !positive(&self.noise.slow_launch_factor) {
             return bad("noise must lie between 0 and 1".to_owned());
         }
-        let rates =
-            [self.pass.weights_gb_per_s, self.pass.arithmetic_tflop_per_s, self.pass.product_us, self.pass.crowding];
-        if !rates.iter().all(positive) {
+        let rates = self
+            .pass
+            .iter()
+            .flat_map(|pass| [pass.weights_gb_per_s, pass.arithmetic_tflop_per_s, pass.product_us, pass.crowding]);
+        if !rates.into_iter().all(|rate| positive(&rate)) {
             return bad("the rates of passes must be positive numbers".to_owned());
         }
         if self.gpus == 0 || self.gpus > 16 {
@@ -171,15 +175,20 @@ impl SimulatedMachine {
     }
 
     /// Noiseless milliseconds of a pass: (whole, without collectives, crowded).
-    fn pass_ms(&self, environment: &BTreeMap<String, String>, steps: &[PassStep]) -> (f64, f64, f64) {
+    fn pass_ms(
+        &self,
+        rates: &PassRates,
+        environment: &BTreeMap<String, String>,
+        steps: &[PassStep],
+    ) -> (f64, f64, f64) {
         let (mut products_us, mut collectives_us) = (0.0, 0.0);
         for step in steps {
             match *step {
                 PassStep::Product { rows, inputs, columns } => {
-                    let read_us = (inputs * columns * 2) as f64 / (self.pass.weights_gb_per_s * 1e3);
+                    let read_us = (inputs * columns * 2) as f64 / (rates.weights_gb_per_s * 1e3);
                     let flop = 2.0 * rows as f64 * inputs as f64 * columns as f64;
-                    let arithmetic_us = flop / (self.pass.arithmetic_tflop_per_s * 1e6);
-                    products_us += read_us.max(arithmetic_us) + self.pass.product_us;
+                    let arithmetic_us = flop / (rates.arithmetic_tflop_per_s * 1e6);
+                    products_us += read_us.max(arithmetic_us) + rates.product_us;
                 }
                 PassStep::Reduce { elements } => {
                     let point = PointKey {
@@ -193,12 +202,17 @@ impl SimulatedMachine {
             }
         }
         let whole = products_us + collectives_us;
-        (whole / 1e3, products_us / 1e3, (products_us + collectives_us * self.pass.crowding) / 1e3)
+        (whole / 1e3, products_us / 1e3, (products_us + collectives_us * rates.crowding) / 1e3)
     }
 
     /// The fingerprint of everything its numbers follow from.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of(self)
+    }
+
+    /// Whether it can be tried in a forward pass.
+    pub const fn has_passes(&self) -> bool {
+        self.pass.is_some()
     }
 
     /// What it stands for.
@@ -306,7 +320,8 @@ impl Backend for SimulatedBackend {
                 let key = pass.case.key();
                 let cell = format!("{id}-{}-pass-{}-{}", communicator.arm.id, key.tokens, key.captured);
                 let mut random = self.seed.derive("simulated-pass", &cell);
-                let (whole, without, crowded) = self.machine.pass_ms(&environment, &pass.steps);
+                let Some(rates) = &self.machine.pass else { continue };
+                let (whole, without, crowded) = self.machine.pass_ms(rates, &environment, &pass.steps);
                 let mut runs = |center_ms: f64, spread: f64| -> Vec<f64> {
                     (0..9)
                         .map(|_| round_us(center_ms * spread * Self::factor(&mut random, noise.replay_log_sd)))

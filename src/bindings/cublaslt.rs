@@ -268,6 +268,7 @@ impl CublasLt {
 
     /// Gives a plan's descriptors back.
     #[expect(unsafe_code, reason = "foreign calls")]
+    #[expect(clippy::needless_pass_by_value, reason = "its descriptors are gone afterwards")]
     pub fn forget(&self, product: Product) {
         // SAFETY: made by `plan`, used no more since the product is consumed.
         unsafe {

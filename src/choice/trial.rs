@@ -197,7 +197,8 @@ fn weigh<'a>(context: &SearchContext, evidence: &Evidence, plan: &'a TrialPlan, 
         .max_by(|left, right| left.1.ratio.total_cmp(&right.1.ratio))
         .map(|(case, estimate)| {
             format!(
-                "in the forward pass of {} tokens ({}) it takes {:.3} of the default's time (95 % interval {:.3} to {:.3}, {} paired launches; allowed {limit:.2})",
+                "in the forward pass of {} tokens ({}) it takes {:.3} of the default's time \
+                 (95 % interval {:.3} to {:.3}, {} paired launches; allowed {limit:.2})",
                 case.tokens,
                 case.phase.name(),
                 estimate.ratio,
@@ -362,7 +363,8 @@ fn crowding(trials: &[Trial]) -> Option<String> {
         .max_by_key(|trial| trial.tokens)?;
     let ([default, arm], baseline, tuned) = (trial.crowded_ms?, trial.baseline_ms?, trial.winner_ms?);
     Some(format!(
-        "with products running beside each collective, the pass of {} tokens takes {default:.3} ms by default ({:+.1} %) and {arm:.3} ms with {} ({:+.1} %)",
+        "with products running beside each collective, the pass of {} tokens takes {default:.3} ms by default \
+         ({:+.1} %) and {arm:.3} ms with {} ({:+.1} %)",
         trial.tokens?,
         (default / baseline - 1.0) * 100.0,
         trial.arm,

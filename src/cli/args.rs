@@ -333,7 +333,7 @@ pub(super) struct WorkloadCommandArgs {
     pub(super) workload: WorkloadArgs,
 
     /// GPU memory, where it decides the engine's buckets and chunk: 96GiB.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size_argument)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     pub(super) gpu_memory: Option<u64>,
 
     #[command(flatten)]
@@ -357,6 +357,14 @@ fn parse_engine(text: &str) -> Result<Engine, String> {
 
 fn parse_size_argument(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
+}
+
+fn parse_memory(text: &str) -> Result<u64, String> {
+    match parse_size(text) {
+        Ok(bytes) if bytes < 1 << 30 => Err("less than a gigabyte; write 96GiB".to_owned()),
+        Ok(bytes) => Ok(bytes),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn parse_share(text: &str) -> Result<f64, String> {

@@ -17,7 +17,7 @@ use crate::flow::tune::{Plan, TuneEnd, TuneRequest, tune};
 use crate::flow::workload::{WorkloadWish, workload};
 use crate::record::VerdictKind;
 use crate::report::{Format, checks_table, files_text, points_table, to_json, verdict};
-use crate::units::format_seconds;
+use crate::units::{format_seconds, group_thousands};
 
 /// Runs a command.
 pub(super) fn run(cli: &Cli, arguments: Vec<String>) -> ExitCode {
@@ -199,6 +199,19 @@ fn plan_text(plan: &Plan, format: Format) -> Result<String, Failure> {
             manifest.settings.search_blocks, plan.launches_per_block, plan.search_cells
         ),
     );
+    for (phase, points) in [("point", &manifest.workload.points), ("guard", &manifest.workload.guard)] {
+        for point in points.iter().filter(|point| point.measured) {
+            let bytes = group_thousands(point.bytes);
+            line(
+                phase,
+                &format!("{} of {bytes} bytes, {}, batch {}", point.collective, point.phase.name(), point.batch),
+            );
+        }
+    }
+    if let Some(trial) = &manifest.trial {
+        let passes = trial.cases.len();
+        line("trial", &format!("up to {} finalists in {passes} forward passes", trial.finalists));
+    }
     line(
         "final",
         &format!(
@@ -206,10 +219,15 @@ fn plan_text(plan: &Plan, format: Format) -> Result<String, Failure> {
             manifest.settings.finalists, plan.final_cells
         ),
     );
-    // Seen on two H200: 2 s a launch and a seventh of a second a cell, big guard points included.
+    // Seen on two H200: 2 s a launch, and per cell its timed replays beside what preparing and checking
+    // a message of its size takes.
     let finals = f64::from(manifest.settings.finalists + 1) * 12.0;
-    let seconds = (plan.launches_per_block as f64 * f64::from(manifest.settings.search_blocks) + finals) * 2.0
-        + (plan.search_cells + plan.final_cells) as f64 * 0.14;
+    let launches = plan.launches_per_block as f64 * f64::from(manifest.settings.search_blocks) + finals;
+    let arms = manifest.arms.len() as f64 * f64::from(manifest.settings.search_blocks) + finals;
+    let trial = manifest.trial.as_ref().map_or(0.0, |trial| {
+        f64::from(trial.launches * (trial.finalists + 1)) * (2.0 + 1.5 * trial.cases.len() as f64)
+    });
+    let seconds = launches * 2.0 + arms * plan.arm_s + trial;
     line("time", &format!("about {} on real GPUs", format_seconds(seconds)));
     for arm in &manifest.arms {
         line("arm", &arm.name);

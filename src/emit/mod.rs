@@ -216,7 +216,7 @@ fn explanation(choice: &Choice, variable: &Variable, alone: bool, effect_of: Eff
             format_change(known.ratio_with),
             format_change(known.ratio_without)
         ),
-        (false, false, None) => "part of the winning combination, not measured alone".to_owned(),
+        (false, false, None) => "part of the winning combination; no arm of the search lacks it alone".to_owned(),
     };
     match effect_of(&variable.name) {
         Some(effect) => format!("{} ({share})", effect.trim_end().trim_end_matches('.')),

@@ -18,7 +18,7 @@ use crate::campaign::{Campaign, CampaignError, Ending};
 use crate::canonical::Fingerprint;
 use crate::choice::{CampaignFacts, judge};
 use crate::clock::{Clock, wall_time};
-use crate::discovery::{GpuLocks, select_devices};
+use crate::discovery::{DiscoveryError, GpuLocks, select_devices};
 use crate::doctor::refuses;
 use crate::emit::{EmitAs, render};
 use crate::engine::{CollectiveStream, Engine};
@@ -133,6 +133,8 @@ pub struct Plan {
     pub search_cells: usize,
     /// Cells of a final with the usual number of launches.
     pub final_cells: usize,
+    /// Seconds that one arm takes at every point on GPUs like those this was seen on.
+    pub arm_s: f64,
 }
 
 /// Everything decided before the first launch.
@@ -264,7 +266,15 @@ fn prepare(
         return Err(Failure::new(ErrorKind::Unexpected, "the space lost its default arm"));
     };
     let settings = settings(request, previous);
-    let trial = trial(request, previous, devices.len() as u32, &measured.machine, &mut notices)?;
+    let trial = if measured.has_passes {
+        trial(request, previous, devices.len() as u32, &measured.machine, &mut notices)
+    } else {
+        let notice = "no trial in a forward pass: the simulated machine's file has no [pass] section".to_owned();
+        if !request.no_trial && !notices.contains(&notice) {
+            notices.push(notice);
+        }
+        None
+    };
     let context = SearchContext {
         default: default.id.clone(),
         objective,
@@ -337,9 +347,9 @@ fn trial(
     ranks: u32,
     machine: &Machine,
     notices: &mut Vec<String>,
-) -> Result<Option<TrialPlan>, Failure> {
+) -> Option<TrialPlan> {
     if request.no_trial {
-        return Ok(None);
+        return None;
     }
     if let Some(manifest) = previous
         && request.workload.is_empty()
@@ -350,7 +360,7 @@ fn trial(
             most_launches: request.trial_launches.unwrap_or(plan.most_launches),
             ..plan
         };
-        return Ok(manifest.trial.clone().map(changed));
+        return manifest.trial.clone().map(changed);
     }
     let wish = match previous {
         // A run that was made without a trial is tried now, with the workload it was made for.
@@ -361,15 +371,18 @@ fn trial(
     let shaped = match trial_shape(&wish, ranks, memory, request.context.unwrap_or(TRIAL_CONTEXT)) {
         Ok(shaped) => shaped,
         Err(failure) => {
-            notices.push(format!("no trial in a forward pass: {failure}"));
-            return Ok(None);
+            let notice = format!("no trial in a forward pass: {failure}");
+            if !notices.contains(&notice) {
+                notices.push(notice);
+            }
+            return None;
         }
     };
     let stream = |captured: bool| match wish.engine().collective_stream(captured) {
         CollectiveStream::Compute => PassStream::Compute,
         CollectiveStream::Side => PassStream::Side,
     };
-    Ok(shaped.map(|(shape, cases)| TrialPlan {
+    shaped.map(|(shape, cases)| TrialPlan {
         shape,
         cases,
         stream: stream(true),
@@ -377,7 +390,7 @@ fn trial(
         launches: request.trial_launches.unwrap_or(TRIAL_LAUNCHES.0),
         most_launches: request.trial_launches.unwrap_or(TRIAL_LAUNCHES.1),
         finalists: TRIAL_FINALISTS,
-    }))
+    })
 }
 
 /// The wish behind a recorded workload.
@@ -425,6 +438,11 @@ fn choose_backend(
         BackendChoice::Auto | BackendChoice::Nccl => {
             let asked = ask_driver(supervisor, &request.environment);
             if wanted == BackendChoice::Auto && !asked.0 {
+                // Flags that speak of real GPUs must not end in planted numbers: a container that was
+                // started without its GPUs looks just like this.
+                if request.nccl_lib.is_some() || request.force || !request.keep_environment.is_empty() {
+                    return Err(DiscoveryError::NoDriver.into());
+                }
                 return Ok((BackendKind::Simulated, None));
             }
             let facts = gather(
@@ -446,6 +464,8 @@ struct Measured {
     devices: Vec<u32>,
     nccl: Option<NcclLibrary>,
     cublaslt: Option<String>,
+    /// Whether it can be tried in a forward pass.
+    has_passes: bool,
     /// Of the table behind a simulated machine.
     simulation: Option<Fingerprint>,
     checks: CheckReport,
@@ -483,6 +503,7 @@ fn measured_machine(
                 devices: facts.devices,
                 nccl: Some(nccl),
                 cublaslt: facts.cublaslt,
+                has_passes: true,
                 simulation: None,
                 checks: facts.checks,
                 conf: facts.conf,
@@ -494,6 +515,7 @@ fn measured_machine(
             devices: manifest.devices.clone(),
             nccl: manifest.nccl.clone(),
             cublaslt: None,
+            has_passes: true,
             simulation: None,
             checks: manifest.checks.clone(),
             conf: Vec::new(),
@@ -510,6 +532,7 @@ fn measured_machine(
                 devices,
                 nccl: None,
                 cublaslt: None,
+                has_passes: simulated.has_passes(),
                 simulation,
                 checks: none(),
                 conf: Vec::new(),
@@ -588,7 +611,8 @@ fn arms(
             Ok(text) => (text, name.to_owned()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !name.contains('/') => {
                 let failure = Failure::from(space::unknown(name));
-                return Err(match nearest_name(name, space::names()) {
+                let begins = space::names().find(|known| known.starts_with(name));
+                return Err(match begins.or_else(|| nearest_name(name, space::names())) {
                     Some(near) => failure.with_hint(format!("did you mean {near}?")),
                     None => failure,
                 });
@@ -927,6 +951,11 @@ fn plan(prepared: Prepared, request: &TuneRequest) -> Result<Plan, Failure> {
         launches_per_block,
         search_cells: arms.len() * points * prepared.manifest.settings.search_blocks as usize,
         final_cells: finalists * launches * points,
+        arm_s: context
+            .points
+            .iter()
+            .map(|point| 0.02 + context.settings.cell_time_ms / 1000.0 + point.bytes as f64 / 2.5e8)
+            .sum(),
         manifest: prepared.manifest,
     })
 }

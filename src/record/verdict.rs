@@ -262,6 +262,9 @@ pub struct Choice {
     pub required_environment: BTreeMap<String, String>,
     /// Name of the adopted arm.
     pub winner: Option<String>,
+    /// Name of the best finalist, where none was adopted: the arm that the figures below are of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best_finalist: Option<String>,
     /// Deployable answers.
     pub answers: Vec<Answer>,
     /// What each variable of the winner adds; those the search can tell.

@@ -87,6 +87,14 @@ fn headline(document: &mut Document, choice: &Choice) {
         if let Some(pass) = wording::forward_pass(choice) {
             document.paragraph(format!("{}.", capitalized(&pass)));
         }
+        let open = wording::not_shown_safe(choice);
+        if !open.is_empty() {
+            let allowed = percent(choice.thresholds.max_regression);
+            document.paragraph(format!(
+                "A regression of more than {allowed} is not ruled out at {}; --strict asks for that.",
+                wording::enumerated(&open)
+            ));
+        }
     }
     // The gain above is the reason of an adoption.
     if choice.verdict != VerdictKind::Adopt {
@@ -149,8 +157,8 @@ fn points(document: &mut Document, choice: &Choice, backend: BackendKind) {
     }
     let allowed = percent(choice.thresholds.max_regression);
     document.paragraph(format!(
-        "Safe: yes where a regression of more than {allowed} is ruled out; not shown where it is not, with the \
-         smallest regression that this run could have seen.",
+        "Safe: yes where a regression of more than {allowed} is ruled out; open where it is not, with the end that \
+         the interval reaches; NO where one is shown.",
     ));
     let ran = ran_table(choice, other);
     if !ran.is_empty() {
@@ -248,11 +256,13 @@ fn interval(ends: Option<[f64; 2]>) -> Option<String> {
 }
 
 fn safe(point: &PointVerdict) -> String {
-    match (point.measured, point.safe, point.margin.filter(|margin| margin.is_finite())) {
+    let ends = point.ratio_ci95.filter(|ends| ends.iter().all(|end| end.is_finite()));
+    match (point.measured, point.safe, ends) {
         (false, ..) => "not measured".to_owned(),
         (true, Some(true), _) => "yes".to_owned(),
-        (true, Some(false), Some(margin)) => format!("not shown ({})", percent(margin)),
-        (true, Some(false), None) => "not shown".to_owned(),
+        (true, Some(false), Some([low, _])) if low > 1.0 => "NO, slower".to_owned(),
+        (true, Some(false), Some([_, high])) => format!("open, to {}", format_change(high)),
+        (true, Some(false), None) => "open".to_owned(),
         (true, None, _) => dash(),
     }
 }
@@ -378,7 +388,7 @@ fn facts(choice: &Choice, manifest: &Manifest) -> Vec<(String, String)> {
     };
     let grid = group_thousands(u64::from(search.full_grid_cells));
     let cost = format!(
-        "{} arms, {} cells measured (the full grid has {grid}), {}{clock}, {ended}",
+        "{} arms, {} cells measured (12 launches of every arm would be {grid}), {}{clock}, {ended}",
         search.arms,
         group_thousands(u64::from(search.measured_cells)),
         format_seconds(search.wall_s)
@@ -422,7 +432,6 @@ fn capitalized(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
 
     use super::*;
     use crate::wording::fixtures;
@@ -501,13 +510,14 @@ mod tests {
 
     #[test]
     fn trials_are_told_as_far_as_they_go() {
-        let full = json!({"kind": "verify", "tokens": 8, "baseline_ms": 32.1, "winner_ms": 29.7, "ratio": 0.925,
-            "ratio_ci95": [0.91, 0.94], "communication_share": 0.31});
-        assert_eq!(
-            trial(&full),
-            "verify, 8 tokens, default 32.10 ms, tuned 29.70 ms, -7.5 % (-9.0 to -6.0), collectives are 31.0 % of it"
-        );
-        assert_eq!(trial(&json!(null)), "trial");
+        let mut choice = fixtures::adopt();
+        let text = verdict_text(&choice, &fixtures::manifest(), None);
+        assert!(text.contains("In a forward pass shaped like the model 9.0 % less time"), "{text}");
+        assert!(text.contains("Forward pass: milliseconds per pass"), "{text}");
+        choice.trials.clear();
+        let text = verdict_text(&choice, &fixtures::manifest(), None);
+        assert!(text.contains("UNTRIED"), "{text}");
+        assert!(!text.contains("Forward pass:"), "{text}");
     }
 
     #[test]

@@ -47,10 +47,21 @@ fn planned_launches(context: &SearchContext, evidence: &Evidence, plan: &TrialPl
     };
     let deciding = plan.cases.iter().filter(|case| case.weight > 0.0);
     let widest = deciding.flat_map(|case| arms.iter().filter_map(move |arm| spread(arm, case))).max_by(f64::total_cmp);
-    let target = context.settings.max_regression.max(0.005);
-    let launches = widest.map_or(plan.launches, |spread| {
-        stats::launches_needed(spread, target, CONFIDENCE, plan.launches, plan.most_launches.max(plan.launches))
-    });
+    let mix = arms
+        .iter()
+        .filter_map(|arm| {
+            let logs = evidence.trial_log_ratios(arm, &context.default, &plan.cases);
+            stats::trimmed(logs.get(..first)?).map(|trimmed| trimmed.spread())
+        })
+        .max_by(f64::total_cmp);
+    let needed = |spread: Option<f64>, target: f64| {
+        spread.map_or(plan.launches, |spread| {
+            let most = plan.most_launches.max(plan.launches);
+            stats::launches_needed(spread, target.max(0.005), CONFIDENCE, plan.launches, most)
+        })
+    };
+    // The mix decides about a gain of a few per cent, so its interval has to be half as wide.
+    let launches = needed(widest, context.settings.max_regression).max(needed(mix, context.settings.min_gain / 2.0));
     context.most_trial_launches.map_or(launches, |most| launches.min(most))
 }
 

@@ -122,8 +122,16 @@ pub fn best_finalist(choice: &Choice) -> Option<String> {
         return None;
     }
     let gain = gain(choice)?;
+    let name = choice.best_finalist.as_deref().map(|name| format!(", {}", printable(name, 200))).unwrap_or_default();
+    let veto = choice.vetoed.iter().find(|veto| choice.best_finalist.as_deref() == Some(veto.name.as_str()));
     let needed = percent(choice.thresholds.min_gain);
-    Some(format!("best finalist: {gain}; to be adopted, its whole interval has to lie beyond a gain of {needed}"))
+    Some(match veto {
+        Some(veto) => format!("best finalist{name}: {gain}; it may not ship: {}", printable(&veto.reason, 400)),
+        None => format!(
+            "best finalist{name}: {gain}; to be adopted, its whole interval has to lie beyond a gain of {needed} \
+             wherever it was tried"
+        ),
+    })
 }
 
 /// What the answer costs in memory, where that is known.

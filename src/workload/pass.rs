@@ -471,7 +471,9 @@ mod tests {
             if pairs.len() % 2 == 0 {
                 config["block_configs"][1] = block(2, 1.0);
             }
-            pairs.into_iter().for_each(|(name, value)| config[name] = value);
+            for (name, value) in pairs {
+                config[name] = value;
+            }
             config
         })
     }

@@ -764,6 +764,7 @@ mod tests {
         shape.layers.iter().map(|(count, layer)| (*count, sparse(layer))).collect()
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "calls read better with json!(..)")]
     fn experts(changes: Value) -> Value {
         let mut all = json!({"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 32});
         for (name, value) in changes.as_object().expect("an object") {

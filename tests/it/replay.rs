@@ -7,7 +7,7 @@ use std::path::Path;
 
 use fs_err as fs;
 use nccltune::evidence::{Evidence, Objective, default_arm, measured_points};
-use nccltune::record::{Arm, ArmId, Choice, Event, JournalLine, Manifest, Phase, VerdictKind};
+use nccltune::record::{Arm, ArmId, Choice, Event, JournalLine, Manifest, Phase, Trial, VerdictKind};
 use nccltune::search::{SearchContext, pooled_half_width, standings};
 
 use crate::command::{Scene, cells, choice_in, journal_in, journal_text, manifest_in, recorded};
@@ -42,6 +42,8 @@ fn searched(run: &Path) -> (Manifest, SearchContext, Evidence) {
         points: measured_points(&manifest.workload),
         settings: manifest.settings.clone(),
         most_launches: None,
+        most_trial_launches: None,
+        trial: None,
         budget_s: None,
         arms: manifest.arms.clone(),
     };
@@ -268,12 +270,20 @@ fn the_adopted_arm_is_as_good_as_the_best_of_the_full_grid() {
     assert!(noise < 0.02, "{noise}: a grid this noisy would show nothing");
 }
 
+/// Runs whose choice.json was written by older rules, with the winner by those of today;
+/// results/recorded/README.md says why.
+const JUDGED_ANEW: [(&str, &str); 1] = [("h200x2-host-memory-bench", "MIN_NCHANNELS=16 THREAD_THRESHOLDS=-1-1-1+2")];
+
 #[test]
 fn every_recorded_run_can_be_read_and_replayed() {
     let folder = recorded("");
     let mut seen = 0;
     for entry in fs::read_dir(&folder).unwrap() {
         let run = entry.unwrap().path();
+        if run.is_file() {
+            // The page that says what the runs are.
+            continue;
+        }
         let name = run.file_name().unwrap().to_string_lossy().into_owned();
         let (manifest, choice) = (manifest_in(&run), choice_in(&run));
         let lines = journal_in(&run);
@@ -282,7 +292,8 @@ fn every_recorded_run_can_be_read_and_replayed() {
             panic!("{name} begins with {:?}", lines.first());
         };
         assert_eq!(choice.fingerprint, manifest.fingerprint.combined, "{name}");
-        assert_eq!(cells(&lines).count(), choice.search.measured_cells as usize, "{name}");
+        let passes = lines.iter().filter(|line| matches!(line.event, Event::PassMeasured(_))).count();
+        assert_eq!(cells(&lines).count() + passes, choice.search.measured_cells as usize, "{name}");
         let ids: BTreeSet<&ArmId> = manifest.arms.iter().map(|arm| &arm.id).collect();
         assert!(cells(&lines).all(|cell| ids.contains(&cell.arm)), "{name} measured an arm that it does not describe");
         for file in ["summary.csv", "tuned.env", "tuned.sh"] {
@@ -292,7 +303,16 @@ fn every_recorded_run_can_be_read_and_replayed() {
         assert!(size < 2 << 20, "{name} has {size} bytes; recorded runs are kept small");
         let scene = Scene::new();
         let again = replay(&scene, &run, "X", "");
-        assert_eq!((again.verdict, again.env), (choice.verdict, choice.env), "{name}: {}", again.reason);
+        assert_eq!(again.verdict, choice.verdict, "{name}: {}", again.reason);
+        let expected = JUDGED_ANEW.iter().find(|(run, _)| *run == name).map_or(choice.winner.clone(), |(_, winner)| {
+            assert_ne!(choice.winner.as_deref(), Some(*winner), "{name} needs no exception");
+            Some((*winner).to_owned())
+        });
+        assert_eq!(again.winner, expected, "{name}: {}", again.reason);
+        let passes = |trials: &[Trial]| -> Vec<(String, Option<u64>, Option<f64>)> {
+            trials.iter().map(|trial| (trial.arm.clone(), trial.tokens, trial.ratio)).collect()
+        };
+        assert_eq!(passes(&again.trials), passes(&choice.trials), "{name}");
         for emit_as in ["env", "shell"] {
             scene.run(&format!("emit --run {} --as {emit_as}", run.display())).ok();
         }

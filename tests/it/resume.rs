@@ -294,7 +294,7 @@ fn a_resume_finds_its_machine_and_space_from_anywhere() {
 
 /// A run long enough to be hit: about a second, of which the journal's first tenth is waited for.
 fn start_long(scene: &Scene, run: &str, journal_bytes: u64) -> Running {
-    let line = format!("tune --backend simulated --search-blocks 100 --final-launches 100 --out {run}");
+    let line = format!("tune --backend simulated --no-trial --search-blocks 100 --final-launches 100 --out {run}");
     let mut running = scene.start(&line);
     let journal = scene.path(&format!("{run}/run.jsonl"));
     wait_for("the journal has grown", || {
