@@ -525,6 +525,30 @@ fn a_device_without_end_is_not_read_into_memory() {
 }
 
 #[test]
+fn a_simulated_machine_that_could_be_none_is_refused_before_anything_is_written() {
+    let scene = Scene::new();
+    let whole = include_str!("../../search-spaces/machines/rtx-pro-6000-x8.toml");
+    for (from, to, says) in [
+        ("launch_s = 2.6", "launch_s = -5.0", "costs"),
+        ("launch_s = 2.6", "launch_s = nan", "costs"),
+        ("cell_s = 0.03", "cell_s = 1e308", "costs"),
+        ("[24.2,", "[1e308,", "latencies"),
+        ("[24.2,", "[1e-300,", "latencies"),
+        ("slow_launch_factor = 1.08", "slow_launch_factor = 1e308", "slow_launch_factor"),
+    ] {
+        let text = whole.replace(from, to);
+        assert_ne!(text, whole, "{from}");
+        scene.write("machine.toml", text);
+        assert_refused(&scene, &[("tune --machine machine.toml --out run", &[says])]);
+    }
+    // Far outside its table a machine still takes some time.
+    let steep = whole.replace("24.2, 25.6,", "0.001, 1e9,");
+    assert_ne!(steep, whole);
+    scene.write("machine.toml", steep);
+    scene.run("tune --machine machine.toml --sizes 2,1G --out steep").ok();
+}
+
+#[test]
 fn a_machine_that_no_longer_fits_on_the_disk_is_no_run_to_go_on_with() {
     let scene = Scene::new();
     let whole = include_str!("../../search-spaces/machines/rtx-pro-6000-x8.toml");
