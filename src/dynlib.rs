@@ -36,8 +36,11 @@ pub enum DynamicLibraryError {
 #[expect(unsafe_code, reason = "loading a library runs its initialisers")]
 pub unsafe fn open(path: &Path) -> Result<libloading::Library, DynamicLibraryError> {
     // SAFETY: passed on to the caller, who vouches for the library.
-    unsafe { libloading::Library::new(path) }
-        .map_err(|error| DynamicLibraryError::Load { path: path.to_owned(), reason: error.to_string() })
+    unsafe { libloading::Library::new(path) }.map_err(|error| {
+        // The error itself says only that dlopen failed; its source holds the loader's words.
+        let reason = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        DynamicLibraryError::Load { path: path.to_owned(), reason }
+    })
 }
 
 /// Declares a struct of function pointers that is filled from a shared library.
@@ -127,6 +130,7 @@ mod tests {
         // SAFETY: nothing is called.
         let error = unsafe { Nonsense::load(Path::new("/nonexistent/libnccl.so.2")) }.err().unwrap();
         assert!(error.to_string().contains("/nonexistent/libnccl.so.2"), "{error}");
+        assert!(error.to_string().contains("No such file"), "{error}");
         // SAFETY: nothing is called.
         let error = unsafe { Nonsense::load(Path::new("libm.so.6")) }.err().unwrap();
         assert!(error.to_string().contains("surely_not_exported_anywhere"), "{error}");

@@ -145,8 +145,14 @@ impl Evidence {
         else {
             return;
         };
+        let values = self.cells.entry((phase, cell.arm.clone(), cell.point)).or_default();
+        if values.iter().any(|value| value.block == cell.block) {
+            // A block holds a cell once. The same one again, in an edited journal, is no new launch:
+            // counted, it would narrow intervals.
+            return;
+        }
         self.measured_cells += 1;
-        self.cells.entry((phase, cell.arm.clone(), cell.point)).or_default().push(LaunchValue {
+        values.push(LaunchValue {
             block: cell.block,
             launch: cell.launch,
             median_us,
@@ -582,6 +588,22 @@ mod tests {
         assert_eq!(evidence.pairs(Phase::Final, &arm("a"), &arm("default"), key(1024)), [(0, 9.0, 10.0)]);
         let (block, _, missing) = evidence.open_block(&[key(1024)], &[]).unwrap();
         assert_eq!((block, missing), (1, vec![arm("a")]));
+    }
+
+    #[test]
+    fn a_cell_that_stands_twice_counts_once() {
+        let mut evidence = Evidence::default();
+        for event in [
+            planned(0, &["default", "a"]),
+            cell("default", 0, 1024, 10.0),
+            cell("a", 0, 1024, 9.0),
+            cell("a", 0, 1024, 5.0),
+            cell("default", 0, 1024, 20.0),
+        ] {
+            evidence.tell(&event);
+        }
+        assert_eq!(evidence.pairs(Phase::Final, &arm("a"), &arm("default"), key(1024)), [(0, 9.0, 10.0)]);
+        assert_eq!(evidence.measured_cells(), 2);
     }
 
     #[test]

@@ -17,6 +17,12 @@ pub const JOURNAL_FILE: &str = "run.jsonl";
 const LOCK_FILE: &str = "run.lock";
 /// Longest line that is read.
 const LINE_BYTES: usize = 16 * 1024 * 1024;
+/// Seconds and microseconds beyond this are no measurement.
+const MOST_TIME: f64 = 1e12;
+/// Blocks, launches and resumes are counted below this, so that counting on cannot overflow.
+const MOST_COUNT: u32 = 1 << 30;
+/// More paired launches than this were never planned.
+const MOST_FINAL_LAUNCHES: u32 = 10_000;
 
 /// Why a journal could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -128,7 +134,9 @@ impl Journal {
     /// Appends one event and hands it to the operating system before returning.
     pub fn append(&mut self, at_s: f64, event: Event) -> Result<JournalLine, JournalError> {
         let line = JournalLine { sequence: self.next_sequence, at_s, event };
-        require_finite(&line)?;
+        if let Some(what) = unsound(&line) {
+            return Err(JournalError::NotFinite(format!("{what} at event {}", line.sequence)));
+        }
         let mut text = serde_json::to_string(&line).map_err(|error| JournalError::NotFinite(error.to_string()))?;
         text.push('\n');
         // One write call per line: a line is torn only by a crash or a full disk, never by two
@@ -211,6 +219,9 @@ fn read_lines(path: &Path) -> Result<Vec<JournalLine>, JournalError> {
         if line.sequence != number - 1 {
             return Err(corrupt(format!("sequence {} where {} belongs", line.sequence, number - 1)));
         }
+        if let Some(what) = unsound(&line) {
+            return Err(corrupt(format!("{what} that no run writes")));
+        }
         match (&line.event, number) {
             (Event::RunOpened { format, .. }, 1) if *format > FORMAT => {
                 return Err(corrupt(format!("format {format}; this version reads up to {FORMAT}")));
@@ -223,31 +234,49 @@ fn read_lines(path: &Path) -> Result<Vec<JournalLine>, JournalError> {
     }
 }
 
-/// serde_json would write a NaN as null, which no reader could take back.
-fn require_finite(line: &JournalLine) -> Result<(), JournalError> {
-    let bad = |what: &str| Err(JournalError::NotFinite(format!("{what} at event {}", line.sequence)));
-    if !line.at_s.is_finite() {
-        return bad("the time");
+/// What in a line no run can have measured or counted. Neither written (serde_json would turn a NaN
+/// into null, which no reader could take back) nor read, since a journal may have been edited.
+fn unsound(line: &JournalLine) -> Option<&'static str> {
+    let no_time = |seconds: f64| !(0.0..=MOST_TIME).contains(&seconds);
+    let no_timing = |us: &f64| !(*us > 0.0 && *us <= MOST_TIME);
+    let no_count = |count: u32| count >= MOST_COUNT;
+    if no_time(line.at_s) {
+        return Some("a time");
     }
-    match &line.event {
-        Event::CellMeasured(cell) if !cell.duration_s.is_finite() => bad("a duration"),
-        Event::CellMeasured(cell)
-            if cell.replays_us.is_empty() || cell.replays_us.iter().any(|us| !us.is_finite() || *us <= 0.0) =>
-        {
-            bad("a timing")
+    let (counts, duration_s): (&[u32], f64) = match &line.event {
+        Event::CellMeasured(cell) => {
+            if cell.replays_us.is_empty() || cell.replays_us.iter().any(no_timing) {
+                return Some("a timing");
+            }
+            (&[cell.block, cell.launch], cell.duration_s)
         }
         Event::PassMeasured(pass) => {
-            let timings = pass.runs_ms.iter().chain(&pass.without_collectives_ms).chain(&pass.crowded_ms);
-            if pass.runs_ms.is_empty() || !timings.into_iter().all(|ms| ms.is_finite() && *ms > 0.0) {
-                return bad("a pass");
+            let mut timings = pass.runs_ms.iter().chain(&pass.without_collectives_ms).chain(&pass.crowded_ms);
+            if pass.runs_ms.is_empty() || timings.any(no_timing) {
+                return Some("a pass");
             }
-            if pass.duration_s.is_finite() { Ok(()) } else { bad("a duration") }
+            (&[pass.block, pass.launch], pass.duration_s)
         }
-        Event::CellFailed { duration_s, .. } | Event::LaunchEnded { duration_s, .. } if !duration_s.is_finite() => {
-            bad("a duration")
+        Event::CellFailed { block, launch, duration_s, .. } => (&[*block, *launch], *duration_s),
+        Event::LaunchEnded { launch, duration_s, .. } => (&[*launch], *duration_s),
+        Event::BlockPlanned { block, launches, .. } => {
+            if launches.iter().any(|launch| no_count(launch.launch)) {
+                return Some("a number of a launch");
+            }
+            (&[*block], 0.0)
         }
-        _ => Ok(()),
+        Event::LaunchStarted { launch, block, .. } => (&[*launch, *block], 0.0),
+        Event::BlockEnded { block } => (&[*block], 0.0),
+        Event::RunResumed { segment, .. } => (&[*segment], 0.0),
+        Event::FinalistsChosen { launches, .. } if *launches > MOST_FINAL_LAUNCHES => {
+            return Some("a number of paired launches");
+        }
+        _ => (&[], 0.0),
+    };
+    if no_time(duration_s) {
+        return Some("a duration");
     }
+    counts.iter().any(|count| no_count(*count)).then_some("a number of a block, launch or resume")
 }
 
 #[cfg(test)]
@@ -340,5 +369,33 @@ mod tests {
             assert!(matches!(journal.append(1.0, measured(bad)), Err(JournalError::NotFinite(_))));
         }
         assert_eq!(read(folder.path()).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn what_no_run_writes_is_not_read_either() {
+        let opened = serde_json::to_string(&JournalLine { sequence: 0, at_s: 0.0, event: opened() }).unwrap();
+        let cell = serde_json::to_string(&JournalLine { sequence: 1, at_s: 1.0, event: measured(10.0) }).unwrap();
+        let other = |event: &str| format!(r#"{{"sequence":1,"at_s":0.0,"event":{event}}}"#);
+        let cases = [
+            cell.replace("10.0]", "-10.0]"),
+            cell.replace("10.0]", "0.0]"),
+            cell.replace("10.0]", "1e308]"),
+            cell.replace("9.87654321,10.0]", "]"),
+            cell.replace("\"duration_s\":0.1", "\"duration_s\":-1.0"),
+            cell.replace("\"at_s\":1.0", "\"at_s\":-1.0"),
+            cell.replace("\"block\":0", "\"block\":4294967295"),
+            other(r#""block-planned","block":4294967295,"phase":"final","launches":[]"#),
+            other(r#""block-planned","block":0,"phase":"final","launches":[{"launch":4294967295,"arms":[]}]"#),
+            other(r#""launch-started","launch":4294967295,"block":0,"env":{}"#),
+            other(r#""run-resumed","segment":4294967295,"dropped_bytes":0"#),
+            other(r#""finalists-chosen","arms":[],"launches":4294967295,"reason":"""#),
+        ];
+        for case in cases {
+            assert_ne!(case, cell, "nothing was changed");
+            let folder = tempfile::tempdir().unwrap();
+            fs_err::write(folder.path().join(JOURNAL_FILE), format!("{opened}\n{case}\n")).unwrap();
+            let error = read(folder.path()).unwrap_err().to_string();
+            assert!(error.contains("line 2") && error.contains("that no run writes"), "{case}: {error}");
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! setting changes that. It is the seam where a model of NCCL may stand later.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,16 @@ use crate::seed::Seed;
 /// Names of the machines that are compiled in.
 pub const MACHINES: [(&str, &str); 1] =
     [("rtx-pro-6000-x8", include_str!("../../search-spaces/machines/rtx-pro-6000-x8.toml"))];
+
+/// Latencies that a table may hold: from what a timing is rounded to, to a quarter of an hour.
+const LATENCIES_US: RangeInclusive<f64> = 0.001..=1e9;
+/// Factors on them.
+const FACTORS: RangeInclusive<f64> = 0.001..=1000.0;
+/// Seconds that anything may cost.
+const COSTS_S: RangeInclusive<f64> = 0.0..=1e6;
+
+/// Rates of a pass, each in its own unit.
+const RATES: RangeInclusive<f64> = 0.001..=1e6;
 
 /// A simulated machine as its file describes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -121,9 +132,14 @@ impl SimulatedMachine {
         if self.default_latency_us.len() != sizes || self.effect.iter().any(|effect| effect.factor.len() != sizes) {
             return bad(format!("every list must hold {sizes} values, one per size"));
         }
-        let positive = |value: &f64| value.is_finite() && *value > 0.0;
-        if !self.default_latency_us.iter().chain(self.effect.iter().flat_map(|effect| &effect.factor)).all(positive) {
-            return bad("latencies and factors must be positive numbers".to_owned());
+        if !self.default_latency_us.iter().all(|us| LATENCIES_US.contains(us)) {
+            return bad("latencies must lie between 0.001 and 1e9 microseconds".to_owned());
+        }
+        if !self.effect.iter().flat_map(|effect| &effect.factor).all(|factor| FACTORS.contains(factor)) {
+            return bad("factors must lie between 0.001 and 1000".to_owned());
+        }
+        if ![self.cost.launch_s, self.cost.communicator_s, self.cost.cell_s].iter().all(|s| COSTS_S.contains(s)) {
+            return bad("costs must lie between 0 and 1e6 seconds".to_owned());
         }
         let noise = [
             self.noise.launch_log_sd,
@@ -131,15 +147,15 @@ impl SimulatedMachine {
             self.noise.replay_log_sd,
             self.noise.slow_launch_probability,
         ];
-        if !noise.iter().all(|value| (0.0..1.0).contains(value)) || !positive(&self.noise.slow_launch_factor) {
-            return bad("noise must lie between 0 and 1".to_owned());
+        if !noise.iter().all(|value| (0.0..1.0).contains(value)) || !FACTORS.contains(&self.noise.slow_launch_factor) {
+            return bad("noise must lie between 0 and 1, and slow_launch_factor between 0.001 and 1000".to_owned());
         }
         let rates = self
             .pass
             .iter()
             .flat_map(|pass| [pass.weights_gb_per_s, pass.arithmetic_tflop_per_s, pass.product_us, pass.crowding]);
-        if !rates.into_iter().all(|rate| positive(&rate)) {
-            return bad("the rates of passes must be positive numbers".to_owned());
+        if !rates.into_iter().all(|rate| RATES.contains(&rate)) {
+            return bad("the rates of passes must lie between 0.001 and 1e6".to_owned());
         }
         if self.gpus == 0 || self.gpus > 16 {
             return bad("1 to 16 GPUs".to_owned());
@@ -236,7 +252,9 @@ impl SimulatedMachine {
         let x = |size: u64| (size as f64).ln();
         let (x0, x1) = (x(self.sizes_bytes[above - 1]), x(self.sizes_bytes[above]));
         let share = (x(point.bytes.max(1)) - x0) / (x1 - x0);
-        (log_us[above - 1] + share * (log_us[above] - log_us[above - 1])).exp()
+        // Far outside the table a line through two points leads anywhere.
+        let us = (log_us[above - 1] + share * (log_us[above] - log_us[above - 1])).exp();
+        us.clamp(*LATENCIES_US.start(), *LATENCIES_US.end())
     }
 }
 
@@ -290,7 +308,9 @@ impl Backend for SimulatedBackend {
                 let replay_s = center_us * f64::from(collectives) / 1e6;
                 let replays = (plan.cell_time_ms / 1000.0 / replay_s).clamp(8.0, 200.0) as usize;
                 let replays_us = (0..replays)
-                    .map(|_| round_us(center_us * Self::factor(&mut random, noise.replay_log_sd)))
+                    .map(|_| {
+                        round_us(center_us * Self::factor(&mut random, noise.replay_log_sd)).max(*LATENCIES_US.start())
+                    })
                     .collect();
                 let cell_s = self.machine.cost.cell_s + replay_s * replays as f64;
                 duration_s += cell_s;

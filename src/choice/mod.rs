@@ -67,7 +67,8 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         .filter_map(|arm| candidate(context, evidence, arm))
         .collect();
     let adoptable = |candidate: &&Candidate<'_>| {
-        candidate.objective.high < 1.0 - settings.min_gain
+        candidate.objective.count >= FEWEST_LAUNCHES
+            && candidate.objective.high < 1.0 - settings.min_gain
             && candidate.veto.is_none()
             && (!settings.strict || candidate.unsafe_points.is_empty())
             && !evidence.dropped().iter().any(|(arm, _)| *arm == candidate.arm.id)

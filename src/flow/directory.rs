@@ -92,13 +92,9 @@ pub(super) fn write(directory: &Path, name: &str, text: &str) -> Result<(), Fail
 pub(super) fn read<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<T, Failure> {
     let path = directory.join(name);
     let unreadable = |text: String| Failure::new(ErrorKind::Usage, text);
-    let length = super::workload::length_of(&path).map_err(|error| {
+    let text = super::workload::read_bounded(&path, MAX_BYTES).map_err(|error| {
         unreadable(error.to_string()).with_hint("a run directory holds manifest.json and run.jsonl")
     })?;
-    if length > MAX_BYTES {
-        return Err(unreadable(format!("{} is larger than {MAX_BYTES} bytes", path.display())));
-    }
-    let text = fs_err::read_to_string(&path).map_err(|error| unreadable(error.to_string()))?;
     let parse_error = |error: serde_json::Error| unreadable(format!("{}: {error}", path.display()));
     let Head { format } = serde_json::from_str(&text).map_err(parse_error)?;
     if format > FORMAT {

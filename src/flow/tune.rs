@@ -8,7 +8,7 @@ use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MACHINE_FILE, MANIFEST_FI
 use super::emit::effect_of;
 use super::environment::{as_map, inherited, merge, parse_pins, worker_environment};
 use super::facts::{BackendChoice, MachineFacts, ask_driver, fingerprint, gather};
-use super::workload::{WorkloadWish, length_of, trial_shape, workload};
+use super::workload::{WorkloadWish, read_bounded, trial_shape, workload};
 use super::{Listener, Update};
 use crate::backend::nccl::{NcclBackend, NcclSetup};
 use crate::backend::replay::ReplayBackend;
@@ -197,6 +197,38 @@ fn previous_manifest(request: &TuneRequest) -> Result<Option<Manifest>, Failure>
     }
 }
 
+/// What holds in every arm: pins, variables that were inherited, the engine's and those of NCCL's files.
+fn pins(
+    request: &TuneRequest,
+    kind: BackendKind,
+    (resumed, recorded): (Option<&Manifest>, Option<&Manifest>),
+    conf: Vec<Pin>,
+    version: NcclVersion,
+) -> Result<Vec<Pin>, Failure> {
+    let mut explicit = parse_pins(&request.pins, version)?;
+    if let Some(manifest) = recorded {
+        // The recorded numbers hold under the recorded variables and no others.
+        if !explicit.is_empty() {
+            return Err(Failure::new(
+                ErrorKind::Usage,
+                "a replay cannot be pinned: its numbers were measured under the recorded variables",
+            ));
+        }
+        return Ok(manifest.pins.clone());
+    }
+    let mut engine = request.workload.engine();
+    if let Some(manifest) = resumed {
+        if explicit.is_empty() {
+            explicit = manifest.pins.iter().filter(|pin| pin.origin == Origin::Pin).cloned().collect();
+        }
+        if request.workload.engine.is_none() {
+            engine = Engine::parse(&manifest.workload.engine).unwrap_or(engine);
+        }
+    }
+    let inherited = if kind == BackendKind::Nccl { inherited(&request.environment) } else { Vec::new() };
+    Ok(merge(explicit, inherited, engine, conf))
+}
+
 fn prepare(
     request: &TuneRequest,
     supervisor: &Supervisor,
@@ -210,34 +242,7 @@ fn prepare(
     let version = measured.nccl.as_ref().map_or(ASSUMED_VERSION, |nccl| NcclVersion::from_code(nccl.version));
 
     // What holds in every arm.
-    let explicit = parse_pins(&request.pins, version)?;
-    let engine = request.workload.engine();
-    let pins = match recorded {
-        // The recorded numbers hold under the recorded variables and no others.
-        Some(manifest) if explicit.is_empty() => manifest.pins.clone(),
-        Some(_) => {
-            return Err(Failure::new(
-                ErrorKind::Usage,
-                "a replay cannot be pinned: its numbers were measured under the recorded variables",
-            ));
-        }
-        None => {
-            let explicit = match resumed {
-                Some(manifest) if explicit.is_empty() => {
-                    manifest.pins.iter().filter(|pin| pin.origin == Origin::Pin).cloned().collect()
-                }
-                _ => explicit,
-            };
-            let engine = match resumed {
-                Some(manifest) if request.workload.engine.is_none() => {
-                    Engine::parse(&manifest.workload.engine).unwrap_or(engine)
-                }
-                _ => engine,
-            };
-            let inherited = if kind == BackendKind::Nccl { inherited(&request.environment) } else { Vec::new() };
-            merge(explicit, inherited, engine, measured.conf.clone())
-        }
-    };
+    let pins = pins(request, kind, (resumed, recorded), measured.conf.clone(), version)?;
     let pin_map = as_map(&pins);
 
     // What is asked of the collectives.
@@ -544,7 +549,7 @@ fn measured_machine(
 
 fn simulated_machine(request: &TuneRequest, previous: Option<&Manifest>) -> Result<SimulatedMachine, Failure> {
     if let (true, None, Some(out)) = (request.resume, &request.machine, &request.out)
-        && let Ok(text) = read_bounded(&out.join(MACHINE_FILE))
+        && let Ok(text) = read_small(&out.join(MACHINE_FILE))
     {
         return Ok(SimulatedMachine::parse(&text)?);
     }
@@ -561,7 +566,7 @@ fn simulated_machine(request: &TuneRequest, previous: Option<&Manifest>) -> Resu
     if let Some(machine) = SimulatedMachine::named(&name) {
         return Ok(machine?);
     }
-    let text = read_bounded(Path::new(&name)).map_err(|error| {
+    let text = read_small(Path::new(&name)).map_err(|error| {
         let known: Vec<&str> = MACHINES.iter().map(|(name, _)| *name).collect();
         let near = nearest_name(&name, known.iter().copied()).map(|near| format!("did you mean {near}? "));
         Failure::new(ErrorKind::Usage, format!("no simulated machine {name:?}: {error}")).with_hint(format!(
@@ -574,12 +579,8 @@ fn simulated_machine(request: &TuneRequest, previous: Option<&Manifest>) -> Resu
 }
 
 /// A small text file; anything larger than a megabyte is no file of ours.
-fn read_bounded(path: &Path) -> Result<String, std::io::Error> {
-    let length = length_of(path)?;
-    if length > 1 << 20 {
-        return Err(std::io::Error::other(format!("{} is larger than 1 MiB", path.display())));
-    }
-    fs_err::read_to_string(path)
+fn read_small(path: &Path) -> Result<String, std::io::Error> {
+    read_bounded(path, 1 << 20)
 }
 
 /// The GPUs of a tensor-parallel group: the first ones of those chosen, as engines take them.
@@ -607,7 +608,7 @@ fn arms(
     let name = request.space.as_deref().unwrap_or(if host_memory { "host-memory" } else { "pcie-decode" });
     let (text, file) = match space::named(name) {
         Some(text) => (text.to_owned(), name.to_owned()),
-        None => match read_bounded(Path::new(name)) {
+        None => match read_small(Path::new(name)) {
             Ok(text) => (text, name.to_owned()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !name.contains('/') => {
                 let failure = Failure::from(space::unknown(name));
@@ -696,7 +697,12 @@ fn open(request: &TuneRequest, prepared: &Prepared, identity: &Identity, directo
         if let Err(failure) = begin(request, &mut journal, prepared, identity, directory) {
             journal.abandon();
             directory::clear(directory, made);
-            return Err(failure);
+            // Nothing is left to go on with, whatever the file at fault says of itself.
+            return Err(match failure.kind() {
+                ErrorKind::Stopped | ErrorKind::Usage => Failure::new(ErrorKind::Usage, failure.to_string())
+                    .with_hint("the run did not begin and left nothing behind; free some space or name another --out"),
+                _ => failure,
+            });
         }
         return Ok(Opened { journal, evidence: Evidence::default(), clock });
     }
@@ -724,7 +730,7 @@ fn begin(
     write_manifest(directory, &prepared.manifest)?;
     if let Some(machine) = request.machine.as_deref().filter(|name| SimulatedMachine::named(name).is_none()) {
         // The run must not change when somebody edits that file.
-        let text = read_bounded(Path::new(machine)).map_err(|error| Failure::new(ErrorKind::Usage, error))?;
+        let text = read_small(Path::new(machine)).map_err(|error| Failure::new(ErrorKind::Usage, error))?;
         directory::write(directory, MACHINE_FILE, &text)?;
     }
     journal.append(

@@ -1,5 +1,6 @@
 //! From a model's config to points.
 
+use std::io::Read;
 use std::path::Path;
 
 use crate::engine::Engine;
@@ -98,9 +99,15 @@ pub fn trial_shape(
     Ok(Some((shape, pass_cases(&config, &request, context)?)))
 }
 
-/// The length of a file, by opening it: the error of a missing one then says so plainly.
-pub(super) fn length_of(path: &Path) -> Result<u64, std::io::Error> {
-    Ok(fs_err::File::open(path)?.metadata()?.len())
+/// A text file of at most so many bytes. What the system says of its length counts for nothing: a
+/// device has none and never ends.
+pub(super) fn read_bounded(path: &Path, most: u64) -> Result<String, std::io::Error> {
+    let mut bytes = Vec::new();
+    fs_err::File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(std::io::Error::other(format!("{} is larger than {most} bytes", path.display())));
+    }
+    String::from_utf8(bytes).map_err(|_| std::io::Error::other(format!("{} is not UTF-8 text", path.display())))
 }
 
 /// A preset by name, else a file. A name with a slash or an extension is always a file.
@@ -118,11 +125,7 @@ fn read_model(model: &str) -> Result<(ModelConfig, String), Failure> {
             None => failure.with_hint(format!("name a config.json or one of the presets: {known}")),
         }
     };
-    let length = length_of(&file).map_err(|error| unreadable(error.to_string()))?;
-    if length > MAX_CONFIG_BYTES as u64 {
-        return Err(unreadable(format!("{} is larger than {MAX_CONFIG_BYTES} bytes", file.display())));
-    }
-    let text = fs_err::read_to_string(&file).map_err(|error| unreadable(error.to_string()))?;
+    let text = read_bounded(&file, MAX_CONFIG_BYTES as u64).map_err(|error| unreadable(error.to_string()))?;
     // The folder says more than "config.json" does.
     let name = match file.file_name().and_then(|name| name.to_str()) {
         Some("config.json") | None => file

@@ -95,7 +95,11 @@ pub fn run(question: &Question) -> u8 {
         Question::Nccl(path) => ask_nccl(path.as_deref(), &mut report),
         Question::Answers(devices) => {
             report.cuda_library = driver_is_present();
-            report.cuda_error = devices.iter().find_map(|device| does_it_answer(*device).err());
+            report.cuda_error = if report.cuda_library {
+                devices.iter().find_map(|device| does_it_answer(*device).err())
+            } else {
+                Some("libcuda.so.1 cannot be loaded".to_owned())
+            };
         }
     }
     let Ok(mut line) = serde_json::to_string(&report) else { return 1 };

@@ -510,3 +510,54 @@ fn a_disk_that_is_full_at_the_end_keeps_the_measurements() {
     scene.run("tune --resume --out run").ok();
     assert_eq!(scene.choice("run").env, scene.choice("whole").env);
 }
+
+#[test]
+fn a_device_without_end_is_not_read_into_memory() {
+    let scene = Scene::new();
+    assert_refused(
+        &scene,
+        &[
+            ("workload --model /dev/zero", &["/dev/zero is larger than 16777216 bytes"]),
+            ("tune --backend simulated --dry-run --space /dev/zero", &["/dev/zero is larger than 1048576 bytes"]),
+            ("tune --machine /dev/zero --dry-run", &["/dev/zero is larger than 1048576 bytes"]),
+        ],
+    );
+}
+
+#[test]
+fn a_simulated_machine_that_could_be_none_is_refused_before_anything_is_written() {
+    let scene = Scene::new();
+    let whole = include_str!("../../search-spaces/machines/rtx-pro-6000-x8.toml");
+    for (from, to, says) in [
+        ("launch_s = 2.6", "launch_s = -5.0", "costs"),
+        ("launch_s = 2.6", "launch_s = nan", "costs"),
+        ("cell_s = 0.03", "cell_s = 1e308", "costs"),
+        ("[24.2,", "[1e308,", "latencies"),
+        ("[24.2,", "[1e-300,", "latencies"),
+        ("slow_launch_factor = 1.08", "slow_launch_factor = 1e308", "slow_launch_factor"),
+    ] {
+        let text = whole.replace(from, to);
+        assert_ne!(text, whole, "{from}");
+        scene.write("machine.toml", text);
+        assert_refused(&scene, &[("tune --machine machine.toml --out run", &[says])]);
+    }
+    // Far outside its table a machine still takes some time.
+    let steep = whole.replace("24.2, 25.6,", "0.001, 1e9,");
+    assert_ne!(steep, whole);
+    scene.write("machine.toml", steep);
+    scene.run("tune --machine machine.toml --sizes 2,1G --out steep").ok();
+}
+
+#[test]
+fn a_machine_that_no_longer_fits_on_the_disk_is_no_run_to_go_on_with() {
+    let scene = Scene::new();
+    let whole = include_str!("../../search-spaces/machines/rtx-pro-6000-x8.toml");
+    scene.write("machine.toml", format!("{whole}\n#{}\n", "-".repeat(200_000)));
+    // 64 KiB: enough for the manifest.
+    let line = "tune --machine machine.toml --space baseline --sizes 64K --out run";
+    let refused = with_file_limit(&scene, 128, line);
+    assert_eq!((refused.status, refused.stdout.as_str()), (Some(2), ""), "{}", refused.stderr);
+    assert!(refused.stderr.contains("run/machine.toml"), "{}", refused.stderr);
+    assert!(!refused.stderr.contains("--resume"), "{}", refused.stderr);
+    assert!(!scene.path("run").exists());
+}

@@ -345,3 +345,28 @@ fn an_interrupted_run_stops_in_order_and_goes_on() {
     assert_eq!(scene.choice("run").verdict, VerdictKind::Adopt);
     assert_sound(&scene.journal("run"), "interrupted");
 }
+
+#[test]
+fn a_budget_never_adopts_on_fewer_than_four_pairs() {
+    // Without noise every interval is a point, so that two pairs look as certain as twelve.
+    let scene = scene();
+    let quiet = scene
+        .read("machine.toml")
+        .replace("launch_log_sd = 0.01", "launch_log_sd = 0.0")
+        .replace("cell_log_sd = 0.004", "cell_log_sd = 0.0")
+        .replace("replay_log_sd = 0.01", "replay_log_sd = 0.0");
+    scene.write("machine.toml", quiet);
+    let (mut adopted, mut stopped) = (0, 0);
+    for seconds in (5..150).step_by(5) {
+        let run = format!("run-{seconds}");
+        let ended = scene.run(&format!("{TUNE} --time-budget {seconds}s --out {run}"));
+        if ended.status == Some(6) {
+            stopped += 1;
+            continue;
+        }
+        let choice = scene.choice(&run);
+        assert!(choice.statistics.launches >= 4, "{seconds} s: {} after {}", choice.reason, choice.statistics.launches);
+        adopted += u32::from(choice.verdict == VerdictKind::Adopt);
+    }
+    assert!(adopted > 0 && stopped > 0, "{adopted} adopted, {stopped} stopped");
+}
