@@ -10,6 +10,7 @@ use crate::evidence::{Evidence, PassValue};
 use crate::record::{Arm, ArmId, PassCase, PassStep, Phase, PointKey, PointPhase, Trial, TrialPlan, VerdictKind, Veto};
 use crate::search::SearchContext;
 use crate::stats::{self, RatioEstimate};
+use crate::wording::plural;
 use crate::workload::pass_steps;
 
 /// Confidence of every interval.
@@ -197,9 +198,9 @@ fn weigh<'a>(context: &SearchContext, evidence: &Evidence, plan: &'a TrialPlan, 
         .max_by(|left, right| left.1.ratio.total_cmp(&right.1.ratio))
         .map(|(case, estimate)| {
             format!(
-                "in the forward pass of {} tokens ({}) it takes {:.3} of the default's time \
+                "in the forward pass of {} ({}) it takes {:.3} of the default's time \
                  (95 % interval {:.3} to {:.3}, {} paired launches; allowed {limit:.2})",
-                case.tokens,
+                tokens(case.tokens),
                 case.phase.name(),
                 estimate.ratio,
                 estimate.low,
@@ -336,6 +337,11 @@ fn predicted_saving_us(
     (known > unknown).then_some(saved_us)
 }
 
+/// "1 token", "4 tokens".
+fn tokens(count: u64) -> String {
+    format!("{count} {}", plural(u32::try_from(count).unwrap_or(u32::MAX), "token", "tokens"))
+}
+
 /// How much the default's pass scatters from launch to launch.
 fn noise(context: &SearchContext, evidence: &Evidence, deciding: &[&PassCase]) -> Vec<String> {
     deciding
@@ -346,8 +352,8 @@ fn noise(context: &SearchContext, evidence: &Evidence, deciding: &[&PassCase]) -
             let variation = stats::standard_deviation(&medians)? / stats::mean(&medians)?;
             let verdict = if variation <= QUIET { "quiet" } else { "take it as the noise floor of the trial" };
             Some(format!(
-                "forward pass of {} tokens: the default varies by {:.2} % from launch to launch over {} launches ({verdict})",
-                case.tokens,
+                "forward pass of {}: the default varies by {:.2} % from launch to launch over {} launches ({verdict})",
+                tokens(case.tokens),
                 variation * 100.0,
                 medians.len()
             ))
@@ -363,9 +369,9 @@ fn crowding(trials: &[Trial]) -> Option<String> {
         .max_by_key(|trial| trial.tokens)?;
     let ([default, arm], baseline, tuned) = (trial.crowded_ms?, trial.baseline_ms?, trial.winner_ms?);
     Some(format!(
-        "with products running beside each collective, the pass of {} tokens takes {default:.3} ms by default \
+        "with products running beside each collective, the pass of {} takes {default:.3} ms by default \
          ({:+.1} %) and {arm:.3} ms with {} ({:+.1} %)",
-        trial.tokens?,
+        tokens(trial.tokens?),
         (default / baseline - 1.0) * 100.0,
         trial.arm,
         (arm / tuned - 1.0) * 100.0
@@ -378,6 +384,11 @@ fn mismatches(trials: &[Trial]) -> Vec<String> {
         .iter()
         .filter_map(|trial| {
             let (predicted, measured) = (trial.predicted_gain?, trial.measured_gain?);
+            // What the interval holds is no contradiction, and needs no cause.
+            let [low, high] = trial.ratio_ci95?;
+            if (low..=high).contains(&(1.0 - predicted)) {
+                return None;
+            }
             if predicted.abs().max(measured.abs()) < COMPARABLE_GAIN {
                 return None;
             }
@@ -391,9 +402,9 @@ fn mismatches(trials: &[Trial]) -> Vec<String> {
                 return None;
             };
             Some(format!(
-                "{}, {} tokens: the micro-benchmark predicts {:+.1} % time per pass, {:+.1} % was measured; likely because {cause}",
+                "{}, {}: the micro-benchmark predicts {:+.1} % time per pass, {:+.1} % was measured; likely because {cause}",
                 trial.arm,
-                trial.tokens?,
+                tokens(trial.tokens?),
                 -predicted * 100.0,
                 -measured * 100.0
             ))
