@@ -18,6 +18,8 @@ const MACHINE_WAIT: Duration = Duration::from_secs(60);
 const NCCL_WAIT: Duration = Duration::from_secs(60);
 /// How long a GPU may take to copy a page.
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
+/// How long a Ctrl-C may go unnoticed meanwhile.
+const SLICE: Duration = Duration::from_millis(200);
 
 /// Why the machine could not be described.
 #[derive(Debug, thiserror::Error)]
@@ -25,8 +27,8 @@ pub enum DiscoveryError {
     /// The probe could not be started.
     #[error(transparent)]
     Supervisor(#[from] SupervisorError),
-    /// The driver did not answer in time.
-    #[error("the NVIDIA driver did not answer within {seconds} s while {doing}")]
+    /// Driver or library did not answer in time.
+    #[error("no answer within {seconds} s while {doing}")]
     NoAnswer {
         /// How long it was waited for.
         seconds: u64,
@@ -34,12 +36,18 @@ pub enum DiscoveryError {
         doing: &'static str,
     },
     /// The probe ended without an answer.
-    #[error("asking the NVIDIA driver failed while {doing}: {detail}")]
+    #[error("{doing} failed: {detail}")]
     ProbeFailed {
         /// What was asked.
         doing: &'static str,
         /// How it ended and its last words.
         detail: String,
+    },
+    /// The user did not want to wait for the answer.
+    #[error("stopped while {doing}")]
+    Interrupted {
+        /// What was asked.
+        doing: &'static str,
     },
     /// The driver is there but cannot be used.
     #[error("an NVIDIA driver is installed but cannot be used: {0}")]
@@ -90,6 +98,7 @@ impl Classified for DiscoveryError {
         match self {
             Self::Supervisor(error) => error.kind(),
             Self::UnknownDevice { .. } => ErrorKind::Usage,
+            Self::Interrupted { .. } => ErrorKind::Stopped,
             _ => ErrorKind::MachineUnfit,
         }
     }
@@ -147,13 +156,19 @@ pub fn ask(
     let deadline = Deadline::after(wait);
     let mut answer = None;
     let mut ended = None;
+    // The health check is part of an orderly stop, which it must survive.
+    let may_stop = !matches!(question, Question::Answers(_));
     while ended.is_none() && answer.is_none() {
-        match group.receive(deadline) {
+        if may_stop && supervisor.interrupted() {
+            return Err(DiscoveryError::Interrupted { doing });
+        }
+        match group.receive(Deadline::after(SLICE.min(deadline.remaining()))) {
             Some(ChildEvent::Frame { line, .. }) => answer = Some(line),
             Some(ChildEvent::BadFrame { reason, .. }) => {
                 return Err(DiscoveryError::ProbeFailed { doing, detail: reason });
             }
             Some(ChildEvent::Exited { exit, .. }) => ended = Some(exit),
+            None if !deadline.is_over() => {}
             None => return Err(DiscoveryError::NoAnswer { seconds: wait.as_secs(), doing }),
         }
     }

@@ -91,6 +91,9 @@ pub(super) fn gather(
     let probe_environment = probe_environment(environment);
     let nccl = discovery::choose_nccl(supervisor, &candidates, &probe_environment);
     let loader = discovery::ask(supervisor, &Question::Nccl(None), &probe_environment).ok();
+    if supervisor.interrupted() {
+        return Err(DiscoveryError::Interrupted { doing: "looking at the machine" }.into());
+    }
     let loader_nccl = loader.as_ref().and_then(|loader| Some((loader.nccl_path.as_deref()?, loader.nccl_version?)));
     // NCCL asks the user database, not $HOME.
     let home = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten().map(|user| user.dir);

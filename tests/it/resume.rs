@@ -4,11 +4,12 @@
 //!
 //! A simulated run is over in milliseconds, too fast to be killed at a chosen moment. So most tests
 //! cut the journal of a finished run instead, which leaves what a kill at that moment would have
-//! left; two send real signals.
+//! left; a few send real signals.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nccltune::record::{ArmId, Event, JournalLine, Phase, PointKey, VerdictKind};
 use nix::sys::signal::Signal;
 
@@ -344,6 +345,20 @@ fn an_interrupted_run_stops_in_order_and_goes_on() {
     resume(&scene, "run").ok();
     assert_eq!(scene.choice("run").verdict, VerdictKind::Adopt);
     assert_sound(&scene.journal("run"), "interrupted");
+}
+
+#[test]
+fn a_question_that_hangs_can_be_stopped() {
+    let scene = Scene::new();
+    // Whoever opens a pipe without a writer waits: a library that hangs, with nothing to compile.
+    let library = scene.path("libnccl.so.2");
+    nix::unistd::mkfifo(&library, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+    let mut running = scene.start(&format!("doctor --nccl-lib {}", library.display()));
+    let asks = || fs::OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(&library).ok();
+    let writer = wait_for("the library is being opened", asks);
+    running.signal(Signal::SIGINT);
+    assert_eq!(running.wait().code(), Some(6), "stopped before an answer");
+    drop(writer);
 }
 
 #[test]
