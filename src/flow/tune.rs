@@ -271,6 +271,7 @@ fn prepare(
         return Err(Failure::new(ErrorKind::Unexpected, "the space lost its default arm"));
     };
     let settings = settings(request, previous);
+    require_same_context(request, previous)?;
     let trial = if measured.has_passes {
         trial(request, previous, devices.len() as u32, &measured.machine, &mut notices)
     } else {
@@ -343,6 +344,20 @@ const TRIAL_LAUNCHES: (u32, u32) = (4, 12);
 const TRIAL_FINALISTS: u32 = 2;
 /// Tokens of context, likewise: a conversation of a few pages.
 const TRIAL_CONTEXT: u64 = 4096;
+
+/// Passes that were timed with one context say nothing about another.
+fn require_same_context(request: &TuneRequest, previous: Option<&Manifest>) -> Result<(), Failure> {
+    let plan = previous.and_then(|manifest| manifest.trial.as_ref());
+    let known = plan.and_then(|plan| plan.cases.iter().find(|case| case.weight > 0.0)).map(|case| case.context);
+    match (request.context, known) {
+        (Some(wanted), Some(known)) if wanted != known && request.workload.is_empty() => Err(Failure::new(
+            ErrorKind::Usage,
+            format!("the trial of this run was planned with --context {known}, not {wanted}"),
+        )
+        .with_hint("leave --context out, or start a new run in another directory")),
+        _ => Ok(()),
+    }
+}
 
 /// The trial in a forward pass. A model whose pass cannot be shaped is still measured; the answer then
 /// says that it is untried.

@@ -306,6 +306,8 @@ fn a_resume_that_would_be_another_run() {
         (format!("{resume} --pin NCCL_SHM_DISABLE=0"), &["another run", "the variables that hold in every arm"]),
         (format!("{resume} --engine vllm"), &["another run", "the variables that hold in every arm"]),
         ("tune --backend replay --resume --out run".to_owned(), &["another run", "the backend"]),
+        (format!("{resume} --context 8192"), &["--context 4096, not 8192"]),
+        ("trial --run run --context 8192".to_owned(), &["--context 4096, not 8192"]),
     ];
     let cases: Vec<Case<'_>> = cases.iter().map(|(line, says)| (line.as_str(), *says)).collect();
     assert_refused(&scene, &cases);
