@@ -536,7 +536,13 @@ mod tests {
     fn run(context: &SearchContext, backend: &mut Scripted) -> (Ending, Evidence) {
         let folder = tempfile::tempdir().unwrap();
         let mut journal = Journal::create(folder.path()).unwrap();
-        let opened = Event::RunOpened { format: 1, tool_version: String::new(), seed: 1, identity: String::new() };
+        let opened = Event::RunOpened {
+            format: 1,
+            tool_version: String::new(),
+            seed: 1,
+            identity: String::new(),
+            simulated: true,
+        };
         journal.append(0.0, opened).unwrap();
         let mut evidence = Evidence::default();
         let ending = Campaign {

@@ -286,7 +286,13 @@ mod tests {
     use crate::record::{ArmId, CellMeasurement, Effective, PointKey};
 
     fn opened() -> Event {
-        Event::RunOpened { format: 1, tool_version: "test".to_owned(), seed: 7, identity: "x".to_owned() }
+        Event::RunOpened {
+            format: 1,
+            tool_version: "test".to_owned(),
+            seed: 7,
+            identity: "x".to_owned(),
+            simulated: false,
+        }
     }
 
     fn measured(us: f64) -> Event {

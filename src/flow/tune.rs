@@ -292,8 +292,11 @@ fn prepare(
         budget_s: request.time_budget_s,
         arms: arms.clone(),
     };
+    let lines = recorded.map(|manifest| recorded_lines(request, manifest)).transpose()?;
     let labels = Labels {
-        simulated: kind == BackendKind::Simulated || recorded.is_some_and(|manifest| manifest.labels.simulated),
+        simulated: kind == BackendKind::Simulated
+            || recorded.is_some_and(|manifest| manifest.labels.simulated)
+            || lines.as_deref().is_some_and(says_simulated),
         replayed: kind == BackendKind::Replay,
         host_memory: pin_map.get("NCCL_P2P_DISABLE").is_some_and(|value| value == "1"),
     };
@@ -328,15 +331,11 @@ fn prepare(
         checks: measured.checks,
         recorded: recorded.and_then(|_| Some(request.recorded.as_ref()?.file_name()?.to_string_lossy().into_owned())),
     };
-    let recorded = match (&request.recorded, kind) {
-        (Some(path), BackendKind::Replay) => Some(journal::read(path)?),
-        _ => None,
-    };
     let cublaslt = match &request.cublaslt_lib {
         Some(path) => path.to_string_lossy().into_owned(),
         None => measured.cublaslt.unwrap_or_default(),
     };
-    Ok(Prepared { manifest, context, version, cublaslt, recorded })
+    Ok(Prepared { manifest, context, version, cublaslt, recorded: lines })
 }
 
 /// Fewest and most launches, and finalists, of a trial that says nothing else.
@@ -344,6 +343,31 @@ const TRIAL_LAUNCHES: (u32, u32) = (4, 12);
 const TRIAL_FINALISTS: u32 = 2;
 /// Tokens of context, likewise: a conversation of a few pages.
 const TRIAL_CONTEXT: u64 = 4096;
+
+/// The journal of a recorded run, if it is that of its manifest. The identity in its first line is of
+/// no use here: a later version may count more things into it.
+fn recorded_lines(request: &TuneRequest, manifest: &Manifest) -> Result<Vec<JournalLine>, Failure> {
+    let directory = request.recorded.as_deref().unwrap_or(Path::new("."));
+    let lines = journal::read(directory)?;
+    let is_foreign = |event: &Event| match event {
+        Event::RunOpened { seed, .. } => *seed != manifest.seed,
+        Event::CellMeasured(cell) => !manifest.arms.iter().any(|arm| arm.id == cell.arm),
+        Event::PassMeasured(pass) => !manifest.arms.iter().any(|arm| arm.id == pass.arm),
+        _ => false,
+    };
+    if lines.iter().any(|line| is_foreign(&line.event)) {
+        return Err(Failure::new(
+            ErrorKind::Usage,
+            format!("journal and manifest in {} are of different runs", directory.display()),
+        )
+        .with_hint("copy run directories whole"));
+    }
+    Ok(lines)
+}
+
+fn says_simulated(lines: &[JournalLine]) -> bool {
+    lines.iter().any(|line| matches!(line.event, Event::RunOpened { simulated: true, .. }))
+}
 
 /// Passes that were timed with one context say nothing about another.
 fn require_same_context(request: &TuneRequest, previous: Option<&Manifest>) -> Result<(), Failure> {
@@ -755,6 +779,7 @@ fn begin(
             tool_version: prepared.manifest.tool_version.clone(),
             seed: prepared.manifest.seed,
             identity: identity.combined(),
+            simulated: prepared.manifest.labels.simulated,
         },
     )?;
     journal.sync()?;

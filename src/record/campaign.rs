@@ -204,6 +204,9 @@ pub enum Event {
         seed: u64,
         /// Fingerprint of everything that may not change on resume.
         identity: String,
+        /// Whether the numbers are simulated: they stay labelled whatever becomes of the manifest.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        simulated: bool,
     },
     /// The run was taken up again.
     RunResumed {

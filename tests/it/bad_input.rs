@@ -346,9 +346,12 @@ fn recordings_that_cannot_be_replayed() {
     let scene = Scene::new();
     scene.run("tune --backend simulated --space baseline --out run").ok();
     let files = ["manifest.json", "choice.json", JOURNAL_FILE];
-    for name in ["no-journal", "no-manifest", "corrupt", "gap", "future", "future-manifest", "headless", "empty"] {
+    let copies =
+        ["no-journal", "no-manifest", "corrupt", "gap", "future", "future-manifest", "headless", "empty", "foreign"];
+    for name in copies {
         scene.copy_run(&scene.path("run"), name, &files);
     }
+    scene.write("foreign/run.jsonl", scene.read("run/run.jsonl").replacen("\"seed\":1", "\"seed\":2", 1));
     fs::remove_file(scene.path("no-journal/run.jsonl")).unwrap();
     fs::remove_file(scene.path("no-manifest/manifest.json")).unwrap();
     let journal = scene.read("run/run.jsonl");
@@ -378,6 +381,7 @@ fn recordings_that_cannot_be_replayed() {
         ("emit --run future-manifest".to_owned(), &["future-manifest/manifest.json", "format 2"]),
         (replay("headless"), &["headless/run.jsonl, line 1"]),
         (replay("empty"), &["no measurement"]),
+        (replay("foreign"), &["foreign", "of different runs"]),
         (replay("run --pin NCCL_SHM_DISABLE=0"), &["a replay cannot be pinned"]),
         (replay("run --machine rtx-pro-6000-x8"), &["--machine", "--recorded"]),
         (replay("run --resume"), &["--resume", "--recorded"]),

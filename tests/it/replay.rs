@@ -320,3 +320,17 @@ fn every_recorded_run_can_be_read_and_replayed() {
     }
     assert!(seen > 0, "no recorded run in {}", folder.display());
 }
+
+#[test]
+fn simulated_numbers_stay_labelled_under_another_manifest() {
+    let scene = Scene::new();
+    scene.run("tune --backend simulated --space baseline --no-trial --out run").ok();
+    let manifest = scene
+        .read("run/manifest.json")
+        .replacen("\"backend\": \"simulated\"", "\"backend\": \"nccl\"", 1)
+        .replacen("\"simulated\": true", "\"simulated\": false", 1);
+    scene.write("run/manifest.json", manifest);
+    let ended = scene.run("tune --backend replay --recorded run --out again").ok();
+    assert!(ended.stdout.contains("*** SIMULATED"), "{}", ended.shown());
+    assert!(scene.choice("again").simulated);
+}
