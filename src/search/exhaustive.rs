@@ -9,10 +9,9 @@ use crate::record::{Arm, ArmId, DropReason, Phase, PointKey};
 use crate::stats;
 use crate::wording::plural;
 
-/// Fewest and most paired launches of a finalist.
+/// Fewest and most paired launches of a finalist. The most are planned where the noise is unknown: too
+/// few would let regressions pass on a noisy machine.
 const LAUNCHES: (u32, u32) = (6, 24);
-/// Planned where the search tells too little about the noise.
-const USUAL_LAUNCHES: u32 = 12;
 /// Confidence of the interval that drops a finalist early.
 const DROP_CONFIDENCE: f64 = 0.99;
 /// Confidence the verdict will use, for planning.
@@ -130,7 +129,7 @@ fn planned_launches(context: &SearchContext, evidence: &Evidence, best_log: Opti
         _ => (launches, why),
     };
     let Some(objective_spread) = pooled_spread(context, evidence, None) else {
-        return limited(USUAL_LAUNCHES, "as usual: the search tells too little of the noise");
+        return limited(LAUNCHES.1, "to be safe: so few arms tell too little of the noise");
     };
     let needed = |spread: f64, target: f64| {
         stats::launches_needed(spread, target.max(0.002), CONFIDENCE, LAUNCHES.0, LAUNCHES.1)
@@ -145,7 +144,7 @@ fn planned_launches(context: &SearchContext, evidence: &Evidence, best_log: Opti
         .filter_map(|point| pooled_spread(context, evidence, Some(*point)))
         .map(|spread| needed(spread, settings.max_regression))
         .max()
-        .unwrap_or(USUAL_LAUNCHES);
+        .unwrap_or(LAUNCHES.1);
     limited(for_objective.max(for_points), "follow from the noise seen")
 }
 

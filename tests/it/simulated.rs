@@ -8,7 +8,10 @@ use std::path::Path;
 use std::process::Command;
 
 use fs_err as fs;
+use nccltune::record::Event;
 use serde_json::Value;
+
+use crate::command::Scene;
 
 const MACHINE: &str = "search-spaces/machines/rtx-pro-6000-x8.toml";
 /// Seeds 1 to this; a run takes a thirtieth of a second.
@@ -107,4 +110,23 @@ fn what_was_planted_is_found() {
     for claim in [format!("1 to {RUNS}, {adopted} adopt"), format!("in {held} of these; the other {too_good} ")] {
         assert!(readme.contains(&claim), "README.md does not say {claim:?}");
     }
+}
+
+/// A single arm repeated three times says little of the noise, and too few launches would let a
+/// regression pass on a noisy machine.
+#[test]
+fn where_the_noise_is_unknown_the_most_launches_are_planned() {
+    let scene = Scene::new();
+    scene.write(
+        "one.toml",
+        "format = 1\nname = \"one\"\ndescription = \"one arm\"\n\
+         [[axis]]\nvariable = \"NCCL_MIN_NCHANNELS\"\nvalues = [\"unset\", \"16\"]\n",
+    );
+    scene.run("tune --backend simulated --space one.toml --no-trial --out run").ok();
+    let lines = scene.journal("run");
+    let planned = lines.iter().find_map(|line| match &line.event {
+        Event::FinalistsChosen { launches, .. } => Some(*launches),
+        _ => None,
+    });
+    assert_eq!(planned, Some(24));
 }
