@@ -296,8 +296,9 @@ fn every_recorded_run_can_be_read_and_replayed() {
         assert_eq!(cells(&lines).count() + passes, choice.search.measured_cells as usize, "{name}");
         let ids: BTreeSet<&ArmId> = manifest.arms.iter().map(|arm| &arm.id).collect();
         assert!(cells(&lines).all(|cell| ids.contains(&cell.arm)), "{name} measured an arm that it does not describe");
+        // What a run without a winner derives is not worth keeping: a replay writes it again.
         for file in ["summary.csv", "tuned.env", "tuned.sh"] {
-            assert!(run.join(file).exists(), "{name}/{file}");
+            assert!(choice.winner.is_none() || run.join(file).exists(), "{name}/{file}");
         }
         let size: u64 = fs::read_dir(&run).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum();
         assert!(size < 2 << 20, "{name} has {size} bytes; recorded runs are kept small");
