@@ -245,7 +245,7 @@ pub(super) struct TrialFlags {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(0..=10_000_000))]
     pub(super) context: Option<u64>,
 
-    /// Paired launches of the trial [default: 4].
+    /// Paired launches of the trial [default: 4 to 12, from the noise].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..=100))]
     pub(super) trial_launches: Option<u32>,
 

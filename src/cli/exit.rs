@@ -73,6 +73,7 @@ fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Resul
         search_blocks: args.search_blocks,
         final_launches: args.final_launches,
         no_trial: args.no_trial,
+        require_trial: false,
         context: args.trial.context,
         trial_launches: args.trial.trial_launches,
         cublaslt_lib: args.trial.cublaslt_lib.clone(),
@@ -97,6 +98,7 @@ fn run_trial(args: &TrialArgs, printer: &Printer, arguments: Vec<String>) -> Res
         devices: args.devices.clone(),
         out: args.run.clone().or_else(|| args.out.clone()),
         resume: args.run.is_some(),
+        require_trial: true,
         context: args.trial.context,
         trial_launches: args.trial.trial_launches,
         cublaslt_lib: args.trial.cublaslt_lib.clone(),
@@ -208,7 +210,7 @@ fn plan_text(plan: &Plan, format: Format) -> Result<String, Failure> {
             );
         }
     }
-    if let Some(trial) = &manifest.trial {
+    if let Some(trial) = &plan.trial {
         let passes = trial.cases.len();
         line("trial", &format!("up to {} finalists in {passes} forward passes", trial.finalists));
     }
@@ -224,7 +226,7 @@ fn plan_text(plan: &Plan, format: Format) -> Result<String, Failure> {
     let finals = f64::from(manifest.settings.finalists + 1) * 12.0;
     let launches = plan.launches_per_block as f64 * f64::from(manifest.settings.search_blocks) + finals;
     let arms = manifest.arms.len() as f64 * f64::from(manifest.settings.search_blocks) + finals;
-    let trial = manifest.trial.as_ref().map_or(0.0, |trial| {
+    let trial = plan.trial.as_ref().map_or(0.0, |trial| {
         f64::from(trial.launches * (trial.finalists + 1)) * (2.0 + 1.5 * trial.cases.len() as f64)
     });
     let seconds = launches * 2.0 + arms * plan.arm_s + trial;

@@ -83,7 +83,7 @@ impl Leftovers {
     }
 }
 
-/// `nccl-XXXXXX`, as mkstemp fills it in.
+/// `nccl-` and six characters that mkstemp fills in.
 fn is_nccl_file(name: &str) -> bool {
     name.strip_prefix("nccl-")
         .is_some_and(|rest| rest.len() == 6 && rest.bytes().all(|byte| byte.is_ascii_alphanumeric()))

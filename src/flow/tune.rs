@@ -90,6 +90,8 @@ pub struct TuneRequest {
     pub final_launches: Option<u32>,
     /// Leave the trial in a forward pass out.
     pub no_trial: bool,
+    /// Without a forward pass there is nothing to do: an error, not a notice.
+    pub require_trial: bool,
     /// Tokens of context whose cache each sequence reads in a forward pass.
     pub context: Option<u64>,
     /// Paired launches of the trial.
@@ -133,6 +135,8 @@ pub struct Plan {
     pub search_cells: usize,
     /// Cells of a final with the usual number of launches.
     pub final_cells: usize,
+    /// The trial, where one is wanted.
+    pub trial: Option<TrialPlan>,
     /// Seconds that one arm takes at every point on GPUs like those this was seen on.
     pub arm_s: f64,
 }
@@ -273,7 +277,7 @@ fn prepare(
     let settings = settings(request, previous);
     require_same_context(request, previous)?;
     let trial = if measured.has_passes {
-        trial(request, previous, devices.len() as u32, &measured.machine, &mut notices)
+        trial_plan(request, previous, devices.len() as u32, &measured.machine, &mut notices)
     } else {
         let notice = "no trial in a forward pass: the simulated machine's file has no [pass] section".to_owned();
         if !request.no_trial && !notices.contains(&notice) {
@@ -281,6 +285,11 @@ fn prepare(
         }
         None
     };
+    let lines = recorded.map(|manifest| recorded_lines(request, manifest)).transpose()?;
+    let is_tried = !request.no_trial && lines.as_deref().is_none_or(holds_passes);
+    if request.require_trial && trial.is_none() {
+        return Err(no_trial(&notices));
+    }
     let context = SearchContext {
         default: default.id.clone(),
         objective,
@@ -288,11 +297,10 @@ fn prepare(
         points: measured_points(&workload),
         settings: settings.clone(),
         most_trial_launches: None,
-        trial: trial.clone(),
+        trial: trial.clone().filter(|_| is_tried),
         budget_s: request.time_budget_s,
         arms: arms.clone(),
     };
-    let lines = recorded.map(|manifest| recorded_lines(request, manifest)).transpose()?;
     let labels = Labels {
         simulated: kind == BackendKind::Simulated
             || recorded.is_some_and(|manifest| manifest.labels.simulated)
@@ -369,6 +377,21 @@ fn says_simulated(lines: &[JournalLine]) -> bool {
     lines.iter().any(|line| matches!(line.event, Event::RunOpened { simulated: true, .. }))
 }
 
+fn holds_passes(lines: &[JournalLine]) -> bool {
+    lines.iter().any(|line| matches!(line.event, Event::PassMeasured(_)))
+}
+
+/// Why there is nothing to try.
+fn no_trial(notices: &[String]) -> Failure {
+    match notices.iter().rev().find_map(|notice| notice.strip_prefix("no trial in a forward pass: ")) {
+        Some(why) => Failure::new(ErrorKind::Usage, format!("no forward pass can be timed: {why}")),
+        None => {
+            Failure::new(ErrorKind::Usage, "no forward pass can be timed: the run's workload does not tell its shape")
+                .with_hint("run `nccltune tune` with the model anew; --sizes alone shape no pass")
+        }
+    }
+}
+
 /// Passes that were timed with one context say nothing about another.
 fn require_same_context(request: &TuneRequest, previous: Option<&Manifest>) -> Result<(), Failure> {
     let plan = previous.and_then(|manifest| manifest.trial.as_ref());
@@ -383,21 +406,18 @@ fn require_same_context(request: &TuneRequest, previous: Option<&Manifest>) -> R
     }
 }
 
-/// The trial in a forward pass. A model whose pass cannot be shaped is still measured; the answer then
-/// says that it is untried.
-fn trial(
+/// The trial in a forward pass, as far as one can be shaped. It is planned and recorded even where it
+/// is left out for now, so that `trial --run` can make it later without the model's config. A model
+/// whose pass cannot be shaped is still measured; the answer then says that it is untried.
+fn trial_plan(
     request: &TuneRequest,
     previous: Option<&Manifest>,
     ranks: u32,
     machine: &Machine,
     notices: &mut Vec<String>,
 ) -> Option<TrialPlan> {
-    if request.no_trial {
-        return None;
-    }
     if let Some(manifest) = previous
         && request.workload.is_empty()
-        && (!request.resume || manifest.trial.is_some())
     {
         let changed = |plan: TrialPlan| TrialPlan {
             launches: request.trial_launches.unwrap_or(plan.launches),
@@ -406,17 +426,13 @@ fn trial(
         };
         return manifest.trial.clone().map(changed);
     }
-    let wish = match previous {
-        // A run that was made without a trial is tried now, with the workload it was made for.
-        Some(manifest) if request.workload.is_empty() => wish_of(&manifest.workload),
-        _ => request.workload.clone(),
-    };
+    let wish = &request.workload;
     let memory = machine.gpus.first().and_then(|gpu| gpu.memory_total_mib);
-    let shaped = match trial_shape(&wish, ranks, memory, request.context.unwrap_or(TRIAL_CONTEXT)) {
+    let shaped = match trial_shape(wish, ranks, memory, request.context.unwrap_or(TRIAL_CONTEXT)) {
         Ok(shaped) => shaped,
         Err(failure) => {
             let notice = format!("no trial in a forward pass: {failure}");
-            if !notices.contains(&notice) {
+            if !request.no_trial && !notices.contains(&notice) {
                 notices.push(notice);
             }
             return None;
@@ -435,24 +451,6 @@ fn trial(
         most_launches: request.trial_launches.unwrap_or(TRIAL_LAUNCHES.1),
         finalists: TRIAL_FINALISTS,
     })
-}
-
-/// The wish behind a recorded workload.
-fn wish_of(workload: &Workload) -> WorkloadWish {
-    let mut batches: Vec<(u32, f64)> = Vec::new();
-    for point in &workload.points {
-        if !batches.iter().any(|(batch, _)| *batch == point.batch) {
-            batches.push((point.batch, point.weight));
-        }
-    }
-    WorkloadWish {
-        model: Some(workload.model.clone()),
-        engine: Engine::parse(&workload.engine),
-        tensor_parallel: Some(workload.tensor_parallel),
-        batches: Some(batches.iter().map(|(batch, weight)| format!("{batch}:{weight}")).collect::<Vec<_>>().join(",")),
-        verify_tokens: Some(workload.verify_tokens),
-        ..WorkloadWish::default()
-    }
 }
 
 /// Which backend measures, with the facts that were gathered on the way.
@@ -1002,6 +1000,7 @@ fn plan(prepared: Prepared, request: &TuneRequest) -> Result<Plan, Failure> {
             .iter()
             .map(|point| 0.02 + context.settings.cell_time_ms / 1000.0 + point.bytes as f64 / 2.5e8)
             .sum(),
+        trial: context.trial.clone(),
         manifest: prepared.manifest,
     })
 }

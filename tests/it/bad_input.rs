@@ -308,6 +308,7 @@ fn a_resume_that_would_be_another_run() {
         ("tune --backend replay --resume --out run".to_owned(), &["another run", "the backend"]),
         (format!("{resume} --context 8192"), &["--context 4096, not 8192"]),
         ("trial --run run --context 8192".to_owned(), &["--context 4096, not 8192"]),
+        ("trial --backend simulated --sizes 64K --out X".to_owned(), &["no forward pass can be timed"]),
     ];
     let cases: Vec<Case<'_>> = cases.iter().map(|(line, says)| (line.as_str(), *says)).collect();
     assert_refused(&scene, &cases);

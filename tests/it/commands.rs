@@ -4,9 +4,10 @@
 //! than a snapshot should hold; of JSON its shape is compared, and its content by what it must say.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use fs_err as fs;
-use nccltune::record::VerdictKind;
+use nccltune::record::{Trial, VerdictKind};
 use serde_json::Value;
 
 use crate::command::{Scene, assert_shown, recorded, shape, skipped_beside_a_driver};
@@ -433,4 +434,36 @@ fn a_run_without_a_name_gets_one_of_its_own() {
     let runs: Vec<_> = fs::read_dir(scene.path("results")).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(runs.len(), 1, "{runs:?}");
     assert!(runs[0].join("choice.json").exists());
+}
+
+#[test]
+fn a_run_without_a_trial_is_tried_later_from_its_directory_alone() {
+    let scene = Scene::new();
+    let presets = Path::new(env!("CARGO_MANIFEST_DIR")).join("search-spaces/models");
+    scene.write("config.json", fs::read(presets.join("llama-3.1-70b.json")).expect("a preset"));
+    scene.run("tune --backend simulated --model config.json --chunk 1024 --no-trial --out run").ok();
+    assert!(scene.choice("run").trials.is_empty());
+    assert!(scene.read("run/tuned.env").contains("UNTRIED"));
+    // What is tried is what was tuned for, whatever became of the model's file.
+    fs::remove_file(scene.path("config.json")).expect("a file");
+    scene.run("trial --run run").ok();
+    let tried = scene.choice("run").trials;
+    assert!(tried.iter().any(|trial| trial.tokens == Some(1024)), "{tried:?}");
+    assert!(tried.iter().any(|trial| trial.tokens.is_none() && trial.ratio.is_some()), "{tried:?}");
+    assert!(!scene.read("run/tuned.env").contains("UNTRIED"));
+    // The directory holds all of it.
+    scene.run("tune --backend replay --recorded run --out again").ok();
+    let ratios = |trials: &[Trial]| trials.iter().map(|trial| trial.ratio).collect::<Vec<_>>();
+    assert_eq!(ratios(&scene.choice("again").trials), ratios(&tried));
+}
+
+#[test]
+fn a_trial_without_a_run_times_the_default_alone() {
+    let scene = Scene::new();
+    scene.run("trial --backend simulated --model bench --batch 1,16 --out run").ok();
+    let choice = scene.choice("run");
+    assert!(choice.winner.is_none());
+    assert!(choice.trials.iter().all(|trial| trial.arm == "default" && trial.ratio.is_none()), "{:?}", choice.trials);
+    let timed = |tokens| choice.trials.iter().any(|trial| trial.tokens == Some(tokens) && trial.baseline_ms.is_some());
+    assert!(timed(1) && timed(16) && timed(2048), "{:?}", choice.trials);
 }

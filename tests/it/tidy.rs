@@ -246,6 +246,7 @@ fn unfinished(trees: &[TokenTree], report: &mut Report) {
             if let Some(attribute) = attribute_at(trees, at)
                 && ignores_without_reason(&inside(attribute))
             {
+                // The text of a finding, no attribute of this file's own tests.
                 let message = "a test that is left out says when it is run: `#[ignore = \"...\"]`";
                 report(line, "ignored-test", message.to_owned());
             }
@@ -416,6 +417,7 @@ fn planted_outside_world_is_caught() {
 
 #[test]
 fn planted_unfinished_code_is_caught() {
+    // Planted in strings, for the check to find: nothing here is unfinished, and no test is ignored.
     assert_caught(&[
         ("todo", "src/units.rs", "//! U.\nfn f() { todo!() }\n", 2, "unfinished"),
         ("unimplemented", "src/units.rs", "//! U.\nfn f() { x(|| unimplemented!(\"later\")) }\n", 2, "unfinished"),
