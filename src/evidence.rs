@@ -164,6 +164,9 @@ impl Evidence {
     }
 
     fn tell_pass(&mut self, pass: &PassMeasurement) {
+        if self.phases.get(&pass.block) != Some(&Phase::Trial) {
+            return;
+        }
         let (Some(median_ms), Some(floor_ms)) =
             (stats::median(&pass.runs_ms), stats::median(&pass.without_collectives_ms))
         else {
@@ -172,8 +175,13 @@ impl Evidence {
         let mut throttle: Vec<String> = pass.states.iter().flat_map(|state| state.throttle.clone()).collect();
         throttle.sort();
         throttle.dedup();
+        let values = self.passes.entry((pass.arm.clone(), pass.pass)).or_default();
+        if values.iter().any(|value| value.block == pass.block) {
+            // Once per block, as for cells.
+            return;
+        }
         self.measured_cells += 1;
-        self.passes.entry((pass.arm.clone(), pass.pass)).or_default().push(PassValue {
+        values.push(PassValue {
             block: pass.block,
             launch: pass.launch,
             median_ms,

@@ -15,7 +15,7 @@ use crate::knob::{self, Proof, Way};
 use crate::machine::{Gpu, NcclLibrary, NcclVersion};
 use crate::nccl_log::{self, NcclLog, Symptom};
 use crate::probe::normal_address;
-use crate::process::{ChildEvent, ChildSpec, Group, Supervisor};
+use crate::process::{ChildEvent, ChildSpec, Exit, Group, Supervisor};
 use crate::record::{
     Arm, CellMeasurement, Effective, Event, Flag, GpuState, Outcome, OutcomeKind, PassMeasurement, PassVariant,
     PointKey, SetLine,
@@ -486,9 +486,22 @@ impl<'a> Launch<'a> {
         self.collect(&ranks, step, wait)
     }
 
+    fn ended(&self, rank: usize, exit: Exit, step: &str) -> Broken {
+        let words = self.group.last_log_lines(rank, 3);
+        let mut detail = format!("rank {rank} ended with {exit} while {step}");
+        if !words.is_empty() {
+            detail.push_str(&format!("; last words: {words}"));
+        }
+        broken(OutcomeKind::Crashed, detail, true)
+    }
+
     fn collect(&mut self, ranks: &[usize], step: &str, wait: Duration) -> Result<Vec<Answer>, Broken> {
         let deadline = Deadline::after(wait);
         let mut answers: BTreeMap<usize, Answer> = BTreeMap::new();
+        // A rank may have ended between its last answer and this step; nothing more is heard of it then.
+        if let Some((rank, exit)) = ranks.iter().find_map(|rank| Some((*rank, self.group.exit_of(*rank)?))) {
+            return Err(self.ended(rank, exit, step));
+        }
         while answers.len() < ranks.len() {
             if self.backend.setup.supervisor.interrupted() {
                 return Err(interrupted());
@@ -515,14 +528,7 @@ impl<'a> Launch<'a> {
                 }
                 // A worker that was told to finish ends right after its answer.
                 Some(ChildEvent::Exited { child, .. }) if answers.contains_key(&child) => {}
-                Some(ChildEvent::Exited { child, exit }) => {
-                    let words = self.group.last_log_lines(child, 3);
-                    let mut detail = format!("rank {child} ended with {exit} while {step}");
-                    if !words.is_empty() {
-                        detail.push_str(&format!("; last words: {words}"));
-                    }
-                    return Err(broken(OutcomeKind::Crashed, detail, true));
-                }
+                Some(ChildEvent::Exited { child, exit }) => return Err(self.ended(child, exit, step)),
                 None if deadline.is_over() => {
                     let silent = ranks.iter().filter(|rank| !answers.contains_key(rank)).join(", ");
                     return Err(broken(

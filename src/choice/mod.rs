@@ -17,13 +17,11 @@ use crate::record::{
     Objective as ObjectiveRecord, Origin, OutcomeKind, Phase, Point, PointKey, PointVerdict, SearchSummary, Statistics,
     Thresholds, VerdictKind, Veto,
 };
-use crate::search::{SearchContext, point_log_ratios, shown_regressions};
+use crate::search::{CONFIDENCE, SearchContext, point_log_ratios, shown_regressions};
 use crate::stats::{self, RatioEstimate};
 use crate::units::group_thousands;
 use crate::wording::plural;
 
-/// Confidence of every interval of the verdict.
-const CONFIDENCE: f64 = 0.95;
 /// Fewer paired launches than this decide nothing.
 const FEWEST_LAUNCHES: usize = 4;
 /// Cells of the full grid per arm and point.
@@ -78,7 +76,8 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         .filter(adoptable)
         .min_by(|left, right| left.objective.ratio.total_cmp(&right.objective.ratio))
         .map(|best| simplest_tie(context, evidence, best, candidates.iter().filter(adoptable)));
-    let judged = trial::judge(context, evidence);
+    let allowed: Vec<&ArmId> = candidates.iter().filter(adoptable).map(|candidate| &candidate.arm.id).collect();
+    let judged = trial::judge(context, evidence, &allowed);
     // What wins in the benchmark must win in the pass, where it was tried.
     let winner = match &judged {
         None => micro_winner,

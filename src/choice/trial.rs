@@ -5,18 +5,16 @@
 //! regresses is a veto; a prefill pass, of which there are only a few runs per launch, is one where the
 //! regression is shown.
 
+use super::FEWEST_LAUNCHES;
 use crate::collective::{Collective, DataType};
 use crate::evidence::{Evidence, PassValue};
+use crate::quarantine::quarantined;
 use crate::record::{Arm, ArmId, PassCase, PassStep, Phase, PointKey, PointPhase, Trial, TrialPlan, VerdictKind, Veto};
-use crate::search::SearchContext;
+use crate::search::{CONFIDENCE, SearchContext};
 use crate::stats::{self, RatioEstimate};
 use crate::wording::plural;
 use crate::workload::pass_steps;
 
-/// Confidence of every interval.
-const CONFIDENCE: f64 = 0.95;
-/// Fewer paired launches than this decide nothing.
-const FEWEST_LAUNCHES: usize = 4;
 /// A coefficient of variation of the default's pass beyond this is reported.
 const QUIET: f64 = 0.01;
 /// Predicted and measured gain that differ by more than this factor are pointed out.
@@ -72,8 +70,9 @@ struct Tried<'a> {
     veto: Option<String>,
 }
 
-/// Judges the trial; `None` where none was wanted or it never began.
-pub(super) fn judge(context: &SearchContext, evidence: &Evidence) -> Option<Judged> {
+/// Judges the trial; `None` where none was wanted or it never began. Only the `allowed` arms, which the
+/// final lets ship, can win.
+pub(super) fn judge(context: &SearchContext, evidence: &Evidence, allowed: &[&ArmId]) -> Option<Judged> {
     let plan = context.trial.as_ref()?;
     let (arms, _) = evidence.trial()?;
     let default_passes = |case: &PassCase| evidence.passes(&context.default, case.key());
@@ -109,7 +108,8 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence) -> Option<Judg
         .filter_map(|arm| weigh(context, evidence, plan, arm))
         .collect();
     let gain = 1.0 - context.settings.min_gain;
-    let enough = |tried: &&Tried<'_>| tried.mix.count >= FEWEST_LAUNCHES && tried.veto.is_none();
+    let may_win = |tried: &&Tried<'_>| tried.veto.is_none() && allowed.contains(&&tried.arm.id);
+    let enough = |tried: &&Tried<'_>| tried.mix.count >= FEWEST_LAUNCHES && may_win(tried);
     let winner = tried
         .iter()
         .filter(enough)
@@ -133,7 +133,7 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence) -> Option<Judg
     let best =
         winner.or_else(|| tried.iter().filter(enough).min_by(|left, right| left.mix.ratio.total_cmp(&right.mix.ratio)));
     let reason = best.map_or_else(
-        || "no arm was timed often enough without regressing".to_owned(),
+        || format!("no arm was timed in {FEWEST_LAUNCHES} paired launches without regressing"),
         |best| {
             format!(
                 "takes {:.1} % less time per pass on the weighted mix (95 % interval {:.1} % to {:.1} %, {} paired launches)",
@@ -160,7 +160,10 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence) -> Option<Judg
     }
     Some(Judged {
         winner: winner.map(|winner| winner.arm.id.clone()),
-        profiles: profiles(evidence, &deciding, &tried, gain, winner.map(|winner| &winner.arm.id)),
+        profiles: winner.map_or_else(Vec::new, |winner| {
+            let able: Vec<&Tried<'_>> = tried.iter().filter(may_win).collect();
+            profiles(evidence, &deciding, &able, gain, &winner.arm.id)
+        }),
         vetoed: tried
             .iter()
             .filter_map(|tried| {
@@ -176,7 +179,13 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence) -> Option<Judg
         notes,
         reason,
         untried: false,
-        open: best.is_some_and(|best| best.mix.low < gain && best.mix.high > gain),
+        // Settled is an arm that was timed often enough and lies on one side, regresses, or cannot run.
+        open: arms.iter().filter(|arm| allowed.contains(arm) && !quarantined(evidence).contains(*arm)).any(|arm| {
+            tried.iter().find(|tried| tried.arm.id == *arm).is_none_or(|tried| {
+                let straddles = tried.mix.low < gain && tried.mix.high > gain;
+                may_win(&tried) && (tried.mix.count < FEWEST_LAUNCHES || straddles)
+            })
+        }),
     })
 }
 
@@ -216,9 +225,9 @@ fn weigh<'a>(context: &SearchContext, evidence: &Evidence, plan: &'a TrialPlan, 
 fn profiles(
     evidence: &Evidence,
     deciding: &[&PassCase],
-    tried: &[Tried<'_>],
+    tried: &[&Tried<'_>],
     gain: f64,
-    winner: Option<&ArmId>,
+    winner: &ArmId,
 ) -> Vec<(String, ArmId)> {
     let ends = [
         ("latency", deciding.iter().min_by_key(|case| case.tokens)),
@@ -232,15 +241,12 @@ fn profiles(
             };
             let best = tried
                 .iter()
-                .filter(|tried| tried.veto.is_none())
                 .filter_map(|tried| Some((at(tried)?, tried)))
                 .filter(|(estimate, _)| estimate.high < gain && estimate.count >= FEWEST_LAUNCHES)
                 .min_by(|left, right| left.0.ratio.total_cmp(&right.0.ratio))?;
             // The balanced winner answers for a profile too, unless another is shown to be faster there.
-            let own = winner.is_none_or(|winner| {
-                let ratios = evidence.pass_log_ratios(&best.1.arm.id, winner, case.key());
-                stats::log_ratio_estimate(&ratios, CONFIDENCE).is_some_and(|estimate| estimate.high < 1.0)
-            });
+            let ratios = evidence.pass_log_ratios(&best.1.arm.id, winner, case.key());
+            let own = stats::log_ratio_estimate(&ratios, CONFIDENCE).is_some_and(|estimate| estimate.high < 1.0);
             own.then(|| (profile.to_owned(), best.1.arm.id.clone()))
         })
         .collect()

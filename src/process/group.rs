@@ -125,6 +125,11 @@ impl Group {
         Some(event)
     }
 
+    /// How a child ended, as far as its end was received.
+    pub fn exit_of(&self, child: usize) -> Option<Exit> {
+        self.exits.get(child).copied().flatten()
+    }
+
     /// Process ids, in order of the specs.
     pub fn process_ids(&self) -> &[u32] {
         &self.process_ids

@@ -24,16 +24,19 @@ impl LogTail {
     /// Adds a line, cut to a sane length.
     pub fn push(&mut self, line: &str) {
         let line: String = line.chars().take(LINE_BYTES).collect();
-        if self.head_bytes + line.len() <= KEPT_BYTES {
-            self.head_bytes += line.len();
+        // A line end counts too, or blank lines would cost nothing and never stop coming.
+        let bytes = line.len() + 1;
+        // Once a line went to the tail, what follows is the end.
+        if self.tail.is_empty() && self.dropped_lines == 0 && self.head_bytes + bytes <= KEPT_BYTES {
+            self.head_bytes += bytes;
             self.head.push(line);
             return;
         }
-        self.tail_bytes += line.len();
+        self.tail_bytes += bytes;
         self.tail.push_back(line);
         while self.tail_bytes > KEPT_BYTES {
             let Some(oldest) = self.tail.pop_front() else { break };
-            self.tail_bytes -= oldest.len();
+            self.tail_bytes -= oldest.len() + 1;
             self.dropped_lines += 1;
         }
     }
@@ -59,6 +62,22 @@ impl LogTail {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blank_lines_are_bounded_and_short_last_words_stand_last() {
+        let mut log = LogTail::default();
+        for _ in 0..200_000 {
+            log.push("");
+        }
+        assert!(log.text().len() < 3 * KEPT_BYTES);
+        let mut log = LogTail::default();
+        for _ in 0..40 {
+            log.push(&"x".repeat(1000));
+        }
+        log.push("Aborted");
+        assert_eq!(log.last_lines(1), "Aborted");
+        assert!(log.text().ends_with("Aborted"));
+    }
 
     #[test]
     fn an_endless_log_keeps_both_ends_and_counts_the_rest() {

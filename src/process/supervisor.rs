@@ -74,7 +74,7 @@ impl Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        // The thread ends its groups (closing their channels, then killing) before it returns.
+        // The thread ends its groups (by SIGKILL) before it returns.
         let _ = self.requests.send(Request::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -115,6 +115,8 @@ async fn supervise(mut inbox: mpsc::UnboundedReceiver<Request>, interrupts: Arc<
     for orders in &groups {
         let _ = orders.send(Order::Kill);
     }
+    // A closed channel is how a group learns to give up on a child that not even SIGKILL ends.
+    drop(groups);
     while tasks.join_next().await.is_some() {}
 }
 

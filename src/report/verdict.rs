@@ -158,7 +158,7 @@ fn points(document: &mut Document, choice: &Choice, backend: BackendKind) {
     let allowed = percent(choice.thresholds.max_regression);
     document.paragraph(format!(
         "Safe: yes where a regression of more than {allowed} is ruled out; open where it is not, with the end that \
-         the interval reaches; NO where one is shown.",
+         the interval reaches; NO where the arm is shown to be slower, by however little.",
     ));
     let ran = ran_table(choice, other);
     if !ran.is_empty() {

@@ -1,8 +1,8 @@
 //! The reference: every arm in every block of the search, then the finalists on fresh launches.
 
 use super::{
-    CUT_SHORT, SearchContext, Standing, Strategy, Want, complete_blocks, living, pooled_half_width, pooled_spread,
-    standings,
+    CONFIDENCE, CUT_SHORT, SearchContext, Standing, Strategy, Want, complete_blocks, living, pooled_half_width,
+    pooled_spread, standings,
 };
 use crate::evidence::Evidence;
 use crate::record::{Arm, ArmId, DropReason, Phase, PointKey};
@@ -14,8 +14,6 @@ use crate::wording::plural;
 const LAUNCHES: (u32, u32) = (6, 24);
 /// Confidence of the interval that drops a finalist early.
 const DROP_CONFIDENCE: f64 = 0.99;
-/// Confidence the verdict will use, for planning.
-const CONFIDENCE: f64 = 0.95;
 
 /// See the module's first line.
 #[derive(Debug, Clone, Copy, Default)]

@@ -15,6 +15,8 @@ use crate::stats;
 
 /// Pooled intervals of the search need this many repeats in all before they mean anything.
 const FEWEST_RESIDUALS: usize = 6;
+/// Confidence of every interval that a verdict rests on.
+pub const CONFIDENCE: f64 = 0.95;
 /// Two-sided normal quantile of 95 %. The pooled spread rests on many arms, so its own uncertainty
 /// is small against it.
 const NORMAL_95: f64 = 1.959_964;

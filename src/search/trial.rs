@@ -1,12 +1,9 @@
 //! After the final: the best arms inside a model's forward pass.
 
-use super::{SearchContext, Want, living, point_log_ratios};
+use super::{CONFIDENCE, SearchContext, Want, living, point_log_ratios};
 use crate::evidence::Evidence;
 use crate::record::{ArmId, PassCase, Phase, TrialPlan};
 use crate::stats;
-
-/// Confidence of the intervals, as in the verdict.
-const CONFIDENCE: f64 = 0.95;
 
 /// The next want of the trial.
 pub(super) fn next(context: &SearchContext, evidence: &Evidence, finalists: &[ArmId]) -> Want {
@@ -78,7 +75,11 @@ fn choose(context: &SearchContext, evidence: &Evidence, finalists: &[ArmId]) -> 
             let objective = stats::log_ratio_estimate(&ratios, CONFIDENCE)?;
             let regresses = context.points.iter().any(|point| {
                 let logs = point_log_ratios(evidence, Phase::Final, arm, &context.default, *point);
-                stats::log_ratio_estimate(&logs, CONFIDENCE).is_some_and(|estimate| estimate.ratio > limit)
+                stats::log_ratio_estimate(&logs, CONFIDENCE).is_some_and(|estimate| {
+                    // What --strict would not let ship is not worth a trial.
+                    let end = if context.settings.strict { estimate.high } else { estimate.ratio };
+                    end > limit
+                })
             });
             (objective.high < 1.0 - context.settings.min_gain && !regresses).then_some((objective.ratio, arm))
         })

@@ -335,3 +335,53 @@ fn simulated_numbers_stay_labelled_under_another_manifest() {
     assert!(ended.stdout.contains("*** SIMULATED"), "{}", ended.shown());
     assert!(scene.choice("again").simulated);
 }
+
+/// The journal of a whole run up to the end of so many blocks of its trial.
+fn cut_in_the_trial(scene: &Scene, to: &str, blocks: usize) {
+    let lines = scene.journal("run");
+    let trial: BTreeSet<u32> = lines
+        .iter()
+        .filter_map(|line| match &line.event {
+            Event::BlockPlanned { block, phase: Phase::Trial, .. } => Some(*block),
+            _ => None,
+        })
+        .collect();
+    let ends = |line: &JournalLine| matches!(&line.event, Event::BlockEnded { block } if trial.contains(block));
+    let last = lines.iter().enumerate().filter(|(_, line)| ends(line)).nth(blocks - 1).expect("so many blocks").0;
+    scene.copy_run(&scene.path("run"), to, &["manifest.json"]);
+    scene.write(&format!("{to}/run.jsonl"), journal_text(&lines[..=last]));
+}
+
+#[test]
+fn a_trial_cut_short_settles_nothing() {
+    let scene = Scene::new();
+    scene.run("tune --backend simulated --out run").ok();
+    assert_eq!(scene.choice("run").verdict, VerdictKind::Adopt);
+    for blocks in 1..4 {
+        cut_in_the_trial(&scene, &format!("cut-{blocks}"), blocks);
+        let choice = replay(&scene, &scene.path(&format!("cut-{blocks}")), &format!("again-{blocks}"), "");
+        assert_eq!(choice.verdict, VerdictKind::Undecided, "{blocks}: {}", choice.reason);
+        assert!(choice.answers.is_empty(), "{:?}", choice.answers);
+    }
+}
+
+#[test]
+fn a_pass_that_stands_twice_counts_once() {
+    let scene = Scene::new();
+    scene.run("tune --backend simulated --out run").ok();
+    let whole = scene.choice("run");
+    scene.copy_run(&scene.path("run"), "twice", &["manifest.json"]);
+    let mut lines = Vec::new();
+    for line in scene.journal("run") {
+        let copies = if matches!(line.event, Event::PassMeasured(_)) { 2 } else { 1 };
+        for _ in 0..copies {
+            lines.push(JournalLine { sequence: lines.len() as u64, ..line.clone() });
+        }
+    }
+    scene.write("twice/run.jsonl", journal_text(&lines));
+    let choice = replay(&scene, &scene.path("twice"), "again", "");
+    let told = |choice: &Choice| -> Vec<_> {
+        choice.trials.iter().map(|trial| (trial.launches, trial.ratio, trial.ratio_ci95)).collect()
+    };
+    assert_eq!(told(&choice), told(&whole));
+}
