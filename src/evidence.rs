@@ -83,7 +83,6 @@ pub struct Evidence {
     measured_cells: u32,
     duration_s: f64,
     segments: u32,
-    segment_starts: Vec<u32>,
 }
 
 impl Evidence {
@@ -131,7 +130,6 @@ impl Evidence {
             Event::FinalistDropped { arm, detail, .. } => self.dropped.push((arm.clone(), detail.clone())),
             Event::RunResumed { segment, .. } => {
                 self.segments = *segment;
-                self.segment_starts.push(self.next_block());
             }
             Event::LaunchStarted { launch, .. } => self.next_launch = self.next_launch.max(launch + 1),
             Event::RunOpened { .. } | Event::RunInterrupted { .. } | Event::RunFinished => {}
@@ -343,7 +341,7 @@ impl Evidence {
         &self.failures
     }
 
-    /// Blocks of a phase that are complete.
+    /// Blocks of a phase that are over; one that a resume closed may lack launches.
     pub fn ended_blocks(&self, phase: Phase) -> Vec<u32> {
         self.ended_blocks.iter().copied().filter(|block| self.phases.get(block) == Some(&phase)).collect()
     }
@@ -417,11 +415,6 @@ impl Evidence {
     /// How often the run was resumed.
     pub const fn segments(&self) -> u32 {
         self.segments
-    }
-
-    /// First block after each resume.
-    pub fn segment_starts(&self) -> &[u32] {
-        &self.segment_starts
     }
 
     /// Median over launches of the launch median, for a table.
@@ -611,6 +604,35 @@ mod tests {
             evidence.tell(&event);
         }
         assert_eq!(evidence.pairs(Phase::Final, &arm("a"), &arm("default"), key(1024)), [(0, 9.0, 10.0)]);
+        assert_eq!(evidence.measured_cells(), 2);
+    }
+
+    #[test]
+    fn a_pass_counts_once_and_in_blocks_of_the_trial_only() {
+        let pass = PassKey { tokens: 1, captured: true };
+        let timed = |name: &str, block: u32, ms: f64| {
+            Event::PassMeasured(PassMeasurement {
+                arm: arm(name),
+                pass,
+                block,
+                launch: 0,
+                runs_ms: vec![ms],
+                without_collectives_ms: vec![ms / 2.0],
+                crowded_ms: Vec::new(),
+                arena_bytes: 0,
+                states: Vec::new(),
+                duration_s: 0.1,
+            })
+        };
+        let mut evidence = Evidence::default();
+        let trial = Event::BlockPlanned { block: 1, phase: Phase::Trial, launches: Vec::new() };
+        for event in [planned(0, &["default", "a"]), timed("a", 0, 1.0), trial, timed("default", 1, 10.0)] {
+            evidence.tell(&event);
+        }
+        for event in [timed("a", 1, 9.0), timed("a", 1, 5.0), timed("a", 2, 1.0)] {
+            evidence.tell(&event);
+        }
+        assert_eq!(evidence.pass_log_ratios(&arm("a"), &arm("default"), pass), [0.9_f64.ln()]);
         assert_eq!(evidence.measured_cells(), 2);
     }
 

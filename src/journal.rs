@@ -324,14 +324,18 @@ mod tests {
         assert_eq!(read(folder.path()).unwrap(), lines);
     }
 
+    /// Writes a journal of two lines; where it is.
+    fn begun_in(folder: &Path) -> PathBuf {
+        let mut journal = Journal::create(folder).unwrap();
+        journal.append(0.0, opened()).unwrap();
+        journal.append(1.0, measured(10.0)).unwrap();
+        folder.join(JOURNAL_FILE)
+    }
+
     #[test]
     fn a_torn_tail_is_cut_and_counted_and_the_journal_goes_on() {
         let folder = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(folder.path()).unwrap();
-        journal.append(0.0, opened()).unwrap();
-        journal.append(1.0, measured(10.0)).unwrap();
-        drop(journal);
-        let path = folder.path().join(JOURNAL_FILE);
+        let path = begun_in(folder.path());
         let mut text = fs_err::read_to_string(&path).unwrap();
         text.push_str("{\"sequence\":2,\"at_");
         fs_err::write(&path, &text).unwrap();
@@ -347,11 +351,7 @@ mod tests {
     #[test]
     fn a_bad_line_in_the_middle_is_an_error_that_names_it() {
         let folder = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(folder.path()).unwrap();
-        journal.append(0.0, opened()).unwrap();
-        journal.append(1.0, measured(10.0)).unwrap();
-        drop(journal);
-        let path = folder.path().join(JOURNAL_FILE);
+        let path = begun_in(folder.path());
         let text = fs_err::read_to_string(&path).unwrap().replace("cell-measured", "cell-imagined");
         fs_err::write(&path, text).unwrap();
         let error = read(folder.path()).unwrap_err();

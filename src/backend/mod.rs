@@ -69,9 +69,6 @@ pub enum BackendError {
     /// The GPUs are in a state nothing can be measured in.
     #[error("the GPUs no longer answer: {0}")]
     GpuUnusable(String),
-    /// The machine is not what was found at the start.
-    #[error("the workers found another machine than doctor did: {0}")]
-    MachineChanged(String),
     /// A process or file could not be made.
     #[error("{0}")]
     System(String),
@@ -83,7 +80,7 @@ pub enum BackendError {
 impl Classified for BackendError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::GpuUnusable(_) | Self::MachineChanged(_) => ErrorKind::MachineUnfit,
+            Self::GpuUnusable(_) => ErrorKind::MachineUnfit,
             Self::System(_) => ErrorKind::Unexpected,
             Self::Unusable(_) => ErrorKind::Usage,
         }

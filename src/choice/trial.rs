@@ -153,10 +153,18 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence, allowed: &[&Ar
     notes.extend(mismatches(&trials));
     notes.extend(crowding(&trials));
     if !evidence.voided().is_empty() {
-        notes.push(format!(
-            "{} blocks of the trial were voided because clocks differed, and repeated",
-            evidence.voided().len()
-        ));
+        let voided = evidence.voided().len() as u32;
+        let blocks = plural(voided, "block of the trial was", "blocks of the trial were");
+        notes.push(format!("{voided} {blocks} voided because clocks differed"));
+    }
+    let uneven = evidence
+        .ended_blocks(Phase::Trial)
+        .into_iter()
+        .filter(|block| !evidence.voided().contains_key(block) && evidence.throttle_difference(*block).is_some())
+        .count() as u32;
+    if uneven > 0 {
+        let blocks = plural(uneven, "block", "blocks");
+        notes.push(format!("{uneven} {blocks} of the trial counted although clocks differed between its launches"));
     }
     Some(Judged {
         winner: winner.map(|winner| winner.arm.id.clone()),

@@ -44,8 +44,8 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// Starts the thread. From here on Ctrl-C and SIGTERM no longer end the process at once: the
-    /// first asks for an orderly stop ([`Supervisor::interrupted`]), the second kills all children
-    /// and ends it.
+    /// first asks for an orderly stop ([`Supervisor::interrupted`]), the second kills all
+    /// children, on which the caller ends.
     pub fn start() -> Result<Self, SupervisorError> {
         let (requests, inbox) = mpsc::unbounded_channel();
         let interrupts = Arc::new(AtomicU8::new(0));

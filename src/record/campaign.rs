@@ -280,7 +280,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         outcome: Option<Outcome>,
     },
-    /// A block is complete and on disk.
+    /// A block is over and on disk: complete, or closed as it stood when a run was taken up again.
     BlockEnded {
         /// Number of the block.
         block: u32,
@@ -305,7 +305,7 @@ pub enum Event {
     },
     /// The run was interrupted in an orderly way.
     RunInterrupted {
-        /// "interrupt", "budget" or the error.
+        /// "interrupt" or "budget".
         reason: String,
     },
     /// The campaign came to its end.

@@ -17,7 +17,7 @@ use super::trimmed::trimmed;
 
 /// The confidence at which a drift counts as beyond noise: one false alarm in a hundred steady series.
 ///
-/// High, because the alarm voids work, and because it is asked of several quantities in every run.
+/// High, because it is asked of several quantities in every run.
 pub const DRIFT_CONFIDENCE: f64 = 0.99;
 
 /// The fewest launches whose thirds have an interval.

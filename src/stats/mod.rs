@@ -19,7 +19,6 @@
 #[cfg(test)]
 mod calibration;
 mod drift;
-mod outliers;
 mod planning;
 mod ratio;
 mod student;
@@ -28,7 +27,6 @@ mod trimmed;
 mod weighted;
 
 pub use drift::{DRIFT_CONFIDENCE, Drift, drift};
-pub use outliers::{Fences, OutlierLabel, Outliers, outliers};
 pub use planning::{launches_needed, noise_floor, planned_half_width, sequential_confidence};
 pub use ratio::{RatioEstimate, log_ratio_estimate, paired_log_ratios, paired_ratio};
 pub use student::{student_cdf, student_quantile};

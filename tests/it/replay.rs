@@ -364,24 +364,3 @@ fn a_trial_cut_short_settles_nothing() {
         assert!(choice.answers.is_empty(), "{:?}", choice.answers);
     }
 }
-
-#[test]
-fn a_pass_that_stands_twice_counts_once() {
-    let scene = Scene::new();
-    scene.run("tune --backend simulated --out run").ok();
-    let whole = scene.choice("run");
-    scene.copy_run(&scene.path("run"), "twice", &["manifest.json"]);
-    let mut lines = Vec::new();
-    for line in scene.journal("run") {
-        let copies = if matches!(line.event, Event::PassMeasured(_)) { 2 } else { 1 };
-        for _ in 0..copies {
-            lines.push(JournalLine { sequence: lines.len() as u64, ..line.clone() });
-        }
-    }
-    scene.write("twice/run.jsonl", journal_text(&lines));
-    let choice = replay(&scene, &scene.path("twice"), "again", "");
-    let told = |choice: &Choice| -> Vec<_> {
-        choice.trials.iter().map(|trial| (trial.launches, trial.ratio, trial.ratio_ci95)).collect()
-    };
-    assert_eq!(told(&choice), told(&whole));
-}
