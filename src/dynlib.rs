@@ -43,6 +43,19 @@ pub unsafe fn open(path: &Path) -> Result<libloading::Library, DynamicLibraryErr
     })
 }
 
+/// The symbol by which a stand-in for the driver and NCCL shows, such as the one of this project's tests.
+const STAND_IN_MARK: &[u8] = b"nccltune_fake_gpu\0";
+
+/// Whether a library, if it can be loaded at all, is a stand-in. What is measured on one says nothing
+/// about any GPU, so nobody may take one for a driver by accident.
+#[expect(unsafe_code, reason = "loading a library runs its initialisers")]
+pub fn is_stand_in(path: &Path) -> bool {
+    // SAFETY: callers ask about libraries that they are about to use, or have in use already.
+    let Ok(library) = (unsafe { open(path) }) else { return false };
+    // SAFETY: the symbol is only looked for.
+    unsafe { library.get::<*const u8>(STAND_IN_MARK) }.is_ok()
+}
+
 /// Declares a struct of function pointers that is filled from a shared library.
 ///
 /// The library is kept open as long as the struct lives, which is what makes calling the pointers
@@ -122,6 +135,12 @@ mod tests {
         // SAFETY: cos takes any double.
         let one = unsafe { (mathematics.cos)(0.0) };
         assert!((one - 1.0).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn an_ordinary_library_is_no_stand_in() {
+        assert!(!is_stand_in(Path::new("libm.so.6")));
+        assert!(!is_stand_in(Path::new("/nonexistent/libnccl.so.2")));
     }
 
     #[test]

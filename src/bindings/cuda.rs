@@ -8,6 +8,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError, result, sys};
 
+/// The driver's library, by the name the loader knows.
+pub const DRIVER_LIBRARY: &str = "libcuda.so.1";
+
 /// A CUDA call that failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{call}: {reason}")]

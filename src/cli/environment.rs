@@ -8,6 +8,12 @@ pub(super) fn arguments() -> Vec<String> {
     std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect()
 }
 
+/// Whether a worker or a probe may run on a stand-in for driver and NCCL.
+#[expect(clippy::disallowed_methods, reason = "this is the room for reading the environment")]
+pub(super) fn allows_fakes() -> bool {
+    std::env::var_os("NCCLTUNE_ALLOW_FAKE").is_some_and(|value| value == "1")
+}
+
 /// The environment, read once. Variables that are no UTF-8 are left out: nothing this tool passes on
 /// may be unprintable.
 #[expect(clippy::disallowed_methods, reason = "this is the room for reading the environment")]

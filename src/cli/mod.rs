@@ -21,9 +21,12 @@ pub fn main() -> ExitCode {
     let arguments = environment::arguments();
     // Workers and probes are this executable too; they never reach the parser of the user's words.
     match arguments.get(1).map(String::as_str) {
-        Some(WORKER_ARGUMENT) => return ExitCode::from(worker::run()),
+        Some(WORKER_ARGUMENT) => return ExitCode::from(worker::run(environment::allows_fakes())),
         Some(PROBE_ARGUMENT) => {
-            return ExitCode::from(Question::parse(&arguments[2..]).map_or(2, |question| probe::run(&question)));
+            let allows_fakes = environment::allows_fakes();
+            return ExitCode::from(
+                Question::parse(&arguments[2..]).map_or(2, |question| probe::run(&question, allows_fakes)),
+            );
         }
         _ => {}
     }

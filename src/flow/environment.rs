@@ -10,12 +10,14 @@ use crate::record::{Origin, Pin};
 use crate::units::nearest_name;
 
 /// Variables a worker inherits by name.
-const ALLOWED: [&str; 12] = [
+const ALLOWED: [&str; 13] = [
     "HOME",
     "LANG",
     "LANGUAGE",
     "LD_LIBRARY_PATH",
     "LOGNAME",
+    // Lets workers and probes run on a stand-in for driver and NCCL.
+    "NCCLTUNE_ALLOW_FAKE",
     "PATH",
     "SHELL",
     "TERM",

@@ -10,12 +10,17 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bindings::cuda::{Device, driver_is_present, driver_version_and_device_count, pci_bus_id};
+use crate::bindings::cuda::{DRIVER_LIBRARY, Device, driver_is_present, driver_version_and_device_count, pci_bus_id};
 use crate::bindings::nccl::Nccl;
+use crate::dynlib::is_stand_in;
 use crate::machine::Gpu;
 
 /// The hidden argument that makes the executable a probe.
 pub const PROBE_ARGUMENT: &str = "__probe";
+
+/// Libraries by the names the loader knows.
+const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
+const NCCL_LIBRARY: &str = "libnccl.so.2";
 
 /// Most NVLink links of one GPU that are asked for.
 const MOST_NVLINKS: u32 = 18;
@@ -81,13 +86,17 @@ pub struct ProbeReport {
     pub nccl_version: Option<i32>,
     /// Why NCCL could not be loaded.
     pub nccl_error: Option<String>,
+    /// Whether what was asked is a stand-in for tests.
+    pub fake: bool,
 }
 
-/// Answers one question over file descriptor 0. Returns the exit status.
-pub fn run(question: &Question) -> u8 {
+/// Answers one question over file descriptor 0, about a stand-in for tests only if it may. Returns the
+/// exit status.
+pub fn run(question: &Question, allows_fakes: bool) -> u8 {
     let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
-    let mut report = ProbeReport::default();
+    let mut report = ProbeReport { fake: asks_a_stand_in(question), ..ProbeReport::default() };
     match question {
+        _ if report.fake && !allows_fakes => refuse_fakes(question, &mut report),
         Question::Machine => {
             ask_cuda(&mut report);
             ask_nvml(&mut report);
@@ -108,6 +117,27 @@ pub fn run(question: &Question) -> u8 {
     match UnixStream::from(descriptor).write_all(line.as_bytes()) {
         Ok(()) => 0,
         Err(_) => 1,
+    }
+}
+
+/// Whether a question would be answered by a stand-in.
+fn asks_a_stand_in(question: &Question) -> bool {
+    let libraries: &[&str] = match question {
+        Question::Machine => &[DRIVER_LIBRARY, NVML_LIBRARY],
+        Question::Nccl(path) => &[path.as_deref().unwrap_or(NCCL_LIBRARY)],
+        Question::Answers(_) => &[DRIVER_LIBRARY],
+    };
+    libraries.iter().any(|library| is_stand_in(Path::new(library)))
+}
+
+fn refuse_fakes(question: &Question, report: &mut ProbeReport) {
+    let refusal = "it is a stand-in for tests; only NCCLTUNE_ALLOW_FAKE=1 lets probes ask it".to_owned();
+    match question {
+        Question::Machine | Question::Answers(_) => {
+            report.cuda_library = true;
+            report.cuda_error = Some(refusal);
+        }
+        Question::Nccl(_) => report.nccl_error = Some(refusal),
     }
 }
 
@@ -133,7 +163,7 @@ fn ask_cuda(report: &mut ProbeReport) {
 
 fn ask_nvml(report: &mut ProbeReport) {
     // The soname: the plain name exists only where development files are installed.
-    let nvml = match nvml_wrapper::Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init() {
+    let nvml = match nvml_wrapper::Nvml::builder().lib_path(NVML_LIBRARY.as_ref()).init() {
         Ok(nvml) => nvml,
         Err(error) => {
             report.nvml_error = Some(error.to_string());
@@ -196,7 +226,7 @@ pub fn normal_address(address: &str) -> String {
 }
 
 fn ask_nccl(path: Option<&str>, report: &mut ProbeReport) {
-    let name = path.unwrap_or("libnccl.so.2");
+    let name = path.unwrap_or(NCCL_LIBRARY);
     match Nccl::load(Path::new(name)) {
         Ok(nccl) => {
             match nccl.version() {

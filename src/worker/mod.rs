@@ -22,20 +22,22 @@ use pass::{Pass, Stage};
 use protocol::{Answer, FailureKind, Order, PROTOCOL, from_hex, to_hex};
 
 use crate::bindings::cublaslt::CublasLt;
-use crate::bindings::cuda::{Device, driver_is_present, pci_bus_id};
+use crate::bindings::cuda::{DRIVER_LIBRARY, Device, driver_is_present, pci_bus_id};
 use crate::bindings::nccl::{Communicator, Nccl};
+use crate::dynlib::is_stand_in;
 
 /// Bytes of NCCL's log sent with one answer; the rest of a longer delta is skipped.
 const LOG_BYTES: u64 = 512 * 1024;
 
-/// Runs a worker until it is told to finish. Returns the exit status.
-pub fn run() -> u8 {
+/// Runs a worker until it is told to finish, on a stand-in for driver and NCCL only if it may. Returns
+/// the exit status.
+pub fn run(allows_fakes: bool) -> u8 {
     // The parent is a thread of a process that may be killed at any moment; a worker that outlives
     // it would hold a GPU. The kernel sends SIGKILL, and a parent that died before this call is
     // noticed by the closed socket.
     let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
     let Ok(mut connection) = Connection::open() else { return 2 };
-    match serve(&mut connection) {
+    match serve(&mut connection, allows_fakes) {
         Ok(()) => 0,
         Err(answer) => {
             let _ = connection.answer(&answer);
@@ -70,9 +72,9 @@ struct Setup {
     watch: GpuWatch,
 }
 
-fn serve(connection: &mut Connection) -> Result<(), Answer> {
+fn serve(connection: &mut Connection, allows_fakes: bool) -> Result<(), Answer> {
     let (setup, mut log) = match next(connection)? {
-        hello @ Order::Hello { .. } => open(connection, hello)?,
+        hello @ Order::Hello { .. } => open(connection, hello, allows_fakes)?,
         other => return Err(protocol_error(format!("expected hello, got {other:?}"))),
     };
     loop {
@@ -100,7 +102,7 @@ fn serve(connection: &mut Connection) -> Result<(), Answer> {
     }
 }
 
-fn open(connection: &mut Connection, hello: Order) -> Result<(Setup, LogReader), Answer> {
+fn open(connection: &mut Connection, hello: Order, allows_fakes: bool) -> Result<(Setup, LogReader), Answer> {
     let Order::Hello { protocol, rank, ranks, device, nccl_path, log_path, data_seed, largest_bytes } = hello else {
         return Err(protocol_error("expected hello"));
     };
@@ -119,6 +121,14 @@ fn open(connection: &mut Connection, hello: Order) -> Result<(Setup, LogReader),
         return Err(Answer::Failed {
             failure: FailureKind::Cuda,
             detail: "no CUDA driver library (libcuda.so.1) can be loaded".to_owned(),
+            log: String::new(),
+        });
+    }
+    if !allows_fakes && [DRIVER_LIBRARY, &nccl_path].iter().any(|path| is_stand_in(Path::new(path))) {
+        return Err(Answer::Failed {
+            failure: FailureKind::Unsupported,
+            detail: "the driver or NCCL is a stand-in for tests; only NCCLTUNE_ALLOW_FAKE=1 lets workers use it"
+                .to_owned(),
             log: String::new(),
         });
     }

@@ -7,6 +7,8 @@ mod bad_input;
 mod command;
 /// Whole commands as a user types them: both streams, the status, and the files.
 mod commands;
+/// The real binary on the stand-in for driver and NCCL: whole runs, and every fault that can be asked for.
+mod fakes;
 /// Which module of `src/` may know which: the floors, and planted trees that must be caught.
 mod floors;
 /// Machines with planted effects: what is there is found, what is not there is never adopted.

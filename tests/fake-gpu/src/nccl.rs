@@ -1,0 +1,479 @@
+//! libnccl.so.2, as far as nccltune's workers call it.
+//!
+//! Lines of the log are those of 2.28.9 as seen on real GPUs; what other releases write otherwise is
+//! taken from their source.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::fs::OpenOptions;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use crate::chance;
+use crate::choice::{ALGORITHMS, Choice, PROTOCOLS, Path, Tuning};
+use crate::communicator::Communicator;
+use crate::cost;
+use crate::engine::{Reduction, Work, engine, finish};
+use crate::exchange::{Group, MOST_RANKS};
+use crate::exports::{exports, put};
+use crate::faults::{self, Faults, Hold, Moment, scenario};
+use crate::gpu;
+use crate::home::home;
+use crate::log::Subject;
+use crate::plugin;
+use crate::scenario::{Fault, Kind, Phase};
+use crate::status::nccl;
+use crate::variables::read_configuration;
+
+/// ncclUniqueId: who meets where.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct UniqueId([u8; 128]);
+
+const MARK: u64 = 0x6e63_636c_7475_6e65;
+/// Bytes that a channel's buffers take, towards one peer.
+const CHANNEL_BYTES: u64 = 10 << 20;
+/// ncclBfloat16 and ncclSum.
+const BFLOAT16: c_int = 9;
+const SUM: c_int = 0;
+
+impl UniqueId {
+    fn new(words: [u64; 4]) -> Self {
+        let mut bytes = [0; 128];
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        Self(bytes)
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        self.0.as_chunks::<8>().0.get(at).map_or(0, |word| u64::from_le_bytes(*word))
+    }
+}
+
+/// A failure with a text for the log and for ncclGetLastError.
+fn fail(status: i32, text: &str) -> i32 {
+    engine().nccl.fail(text);
+    status
+}
+
+fn moment(phase: Phase) -> Moment<'static> {
+    Moment { phase: Some(phase), ..Moment::default() }
+}
+
+/// Faults that end a process or hold it up.
+fn stumble(phase: Phase) {
+    let (die, hang) = {
+        let mut engine = engine();
+        (engine.faults.strikes(Kind::Die, moment(phase)), engine.faults.strikes(Kind::Hang, moment(phase)))
+    };
+    if let Some(fault) = die {
+        faults::die(fault);
+    }
+    if let Some(fault) = hang {
+        Hold::of(fault).wait();
+    }
+}
+
+/// Joins the others and works out what this communicator will run.
+fn join(ranks: usize, id: UniqueId, rank: usize) -> Result<usize, i32> {
+    let version = scenario().nccl_version;
+    let gpu =
+        crate::cuda::current().map_err(|_| fail(nccl::UNHANDLED_CUDA, "Cuda failure 201 'invalid device context'"))?;
+    if ranks == 0 || ranks > MOST_RANKS || rank >= ranks || id.word(0) != MARK {
+        return Err(fail(nccl::INVALID_ARGUMENT, "Invalid rank requested or unique id of another library"));
+    }
+    read_configuration(version);
+    let (launch, position, nonce) = (id.word(1), id.word(2), id.word(3));
+    {
+        let mut engine = engine();
+        engine.nccl.device = gpu;
+        if rank == 0 && !std::mem::replace(&mut engine.nccl.has_told_version, true) {
+            engine.nccl.log().version(version);
+        }
+        let flood = engine.faults.strikes(Kind::LogFlood, moment(Phase::Init));
+        if let Some(fault) = flood {
+            let line = "x".repeat(1000);
+            for _ in 0..fault.mebibytes.unwrap_or(100) * 1049 {
+                engine.nccl.log().info_always(gpu, &line);
+            }
+        }
+    }
+    stumble(Phase::Init);
+    let read = {
+        let mut engine = engine();
+        let engine = &mut *engine;
+        let read = engine.nccl.variables.read(version, &mut engine.faults, |name| std::env::var(name).ok());
+        for (subject, line) in &read.lines {
+            engine.nccl.note(*subject, line);
+        }
+        read
+    };
+    let path = Path::between(scenario().transport, |name| read.text(name));
+    let tuning = Tuning::new(version, ranks as u32, path == Path::Direct, |name| read.text(name))
+        .map_err(|unreadable| fail(nccl::INVALID_USAGE, &unreadable.0))?;
+    for objection in &tuning.objections {
+        engine().nccl.note(Subject::Env, objection);
+    }
+    let comm = format!("{:#x}", 0x5500_0000_0000_u64 + chance::mix(&[nonce, rank as u64]) % 0x1_0000_0000);
+    let about = format!(
+        "ncclCommInitRank comm {comm} rank {rank} nranks {ranks} cudaDev {gpu} nvmlDev {gpu} busId {:x}000 commId {nonce:#x}",
+        gpu::bus(gpu)
+    );
+    engine().nccl.note(Subject::Init, &format!("{about} - Init START"));
+    let group = Group::join(&home().state, &format!("comm-{launch}-{position}-{nonce:x}"), ranks, rank, gpu)
+        .map_err(|error| fail(nccl::SYSTEM, &format!("ranks cannot meet: {error}")))?;
+    if let Some((one, other, device)) = group.duplicate() {
+        let address = gpu::bus(device);
+        return Err(fail(
+            nccl::INVALID_USAGE,
+            &format!("Duplicate GPU detected : rank {one} and rank {other} both on CUDA device {address:x}000"),
+        ));
+    }
+    if path == Path::Host && engine().faults.strikes(Kind::ShmFull, Moment::default()).is_some() {
+        return Err(fail(
+            nccl::SYSTEM,
+            "Error: failed to extend /dev/shm/nccl-AbCdEf to 33030532 bytes, error: No space left on device (28)",
+        ));
+    }
+    let plugin = plugin::load(version, read.text("NCCL_TUNER_PLUGIN").as_deref(), nonce, ranks)?;
+    tell_shape(version, &tuning);
+    let memory = u64::from(tuning.channels) * CHANNEL_BYTES;
+    let is_out_of_memory = engine().faults.strikes(Kind::OutOfMemory, moment(Phase::Init)).is_some();
+    if is_out_of_memory || memory > gpu::memory(gpu).1 {
+        return Err(fail(nccl::UNHANDLED_CUDA, &format!("Failed to CUDA calloc {CHANNEL_BYTES} bytes")));
+    }
+    let is_on = |name: &str| read.number(name) != Some(0);
+    // Connections come with the first use, since 2.22 and where virtual memory can be shared.
+    let connects_late = version >= 22_203 && is_on("NCCL_RUNTIME_CONNECT") && is_on("NCCL_CUMEM_ENABLE");
+    let uses_files = path == Path::Host && (version < 22_400 || !is_on("NCCL_CUMEM_HOST_ENABLE"));
+    let communicator = Communicator {
+        group,
+        rank,
+        launch,
+        position,
+        tuning,
+        path,
+        plugin,
+        graphs: 0,
+        has_event_nodes: is_on("NCCL_GRAPH_MIXING_SUPPORT"),
+        is_connected: false,
+        told: std::collections::BTreeSet::new(),
+        uses_files,
+        memory,
+        device: gpu,
+    };
+    let handle = {
+        let mut engine = engine();
+        let handle = engine.handle();
+        engine.communicators.insert(handle, communicator);
+        engine.note_used(gpu);
+        handle
+    };
+    if !connects_late {
+        connect(handle, crate::choice::RING)?;
+        connect(handle, crate::choice::TREE)?;
+    }
+    engine().nccl.note(Subject::Init, &format!("{about} - Init COMPLETE"));
+    Ok(handle)
+}
+
+/// Lines about channels and thresholds.
+fn tell_shape(version: i32, tuning: &Tuning) {
+    let [tree_ll, tree_ll128, tree_simple, ring_ll, ring_ll128, ring_simple] = tuning.thresholds;
+    let channels = tuning.channels;
+    let shape = if version < 22_000 {
+        format!("{channels} coll channels, 0 nvls channels, {channels} p2p channels, 2 p2p channels per peer")
+    } else {
+        format!(
+            "{channels} coll channels, {channels} collnet channels, 0 nvls channels, {channels} p2p channels, \
+             2 p2p channels per peer"
+        )
+    };
+    let mut engine = engine();
+    let direct = u8::from(tuning.is_direct());
+    engine.nccl.note(Subject::Init, &format!("Check P2P Type isAllDirectP2p {direct} directMode 0 isAllCudaP2p 1"));
+    engine.nccl.note(
+        Subject::Init,
+        &format!(
+            "threadThresholds {tree_ll}/{tree_ll128}/{tree_simple} | {ring_ll}/{ring_ll128}/{ring_simple} | 512 | 512"
+        ),
+    );
+    engine.nccl.note(Subject::Init, &shape);
+}
+
+/// Connects ranks the first time, and tells which way the channels of an algorithm go.
+fn connect(handle: usize, algorithm: usize) -> Result<(), i32> {
+    let (is_first, uses_files, rank) = {
+        let mut engine = engine();
+        let communicator = engine.communicators.get_mut(&handle).ok_or(nccl::INVALID_ARGUMENT)?;
+        let is_first = !std::mem::replace(&mut communicator.is_connected, true);
+        (is_first, communicator.uses_files, communicator.rank)
+    };
+    if is_first {
+        let file = if uses_files { Some(shared_file(handle, rank)?) } else { None };
+        stumble(Phase::Connect);
+        // Work that is under way would be mistaken for this meeting.
+        finish().map_err(|_| nccl::UNHANDLED_CUDA)?;
+        let mut engine = engine();
+        let communicator = engine.communicators.get_mut(&handle).ok_or(nccl::INVALID_ARGUMENT)?;
+        communicator.group.meet().map_err(|_| nccl::SYSTEM)?;
+        if let Some(file) = file {
+            // The peer has it mapped by now, and needs the name no more.
+            let _ = std::fs::remove_file(file);
+        }
+    }
+    let mut engine = engine();
+    let engine = &mut *engine;
+    let communicator = engine.communicators.get_mut(&handle).ok_or(nccl::INVALID_ARGUMENT)?;
+    if communicator.told.insert(algorithm) {
+        let version = scenario().nccl_version;
+        let ranks = communicator.group.ranks();
+        let (rank, next) = (communicator.rank, (communicator.rank + 1) % ranks);
+        for channel in 0..communicator.tuning.channels {
+            let (subject, line) = match communicator.path {
+                Path::Direct => {
+                    (Subject::P2p, format!("Channel {channel:02}/0 : {rank}[{rank}] -> {next}[{next}] via P2P/CUMEM"))
+                }
+                Path::Host => {
+                    let way = if version >= 23_007 { "SHM/direct" } else { "SHM/direct/direct" };
+                    (Subject::Shm, format!("Channel {channel:02} : {rank}[{rank}] -> {next}[{next}] via {way}"))
+                }
+                Path::Network => (
+                    Subject::Init,
+                    format!("Channel {channel:02}/0 : {rank}[{rank}] -> {next}[{next}] [send] via NET/Socket/0"),
+                ),
+            };
+            // Told under INIT as well as under the transport's own subject.
+            let _ = subject;
+            engine.nccl.note(Subject::Init, &line);
+        }
+        let which = if algorithm == crate::choice::TREE { "trees" } else { "rings" };
+        engine.nccl.note(Subject::Init, &format!("Connected all {which}"));
+    }
+    Ok(())
+}
+
+/// The file in /dev/shm through which a rank's buffers are shared.
+fn shared_file(handle: usize, rank: usize) -> Result<PathBuf, i32> {
+    const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+    let mut number = chance::mix(&[u64::from(std::process::id()), handle as u64, rank as u64, home().launches()]);
+    let name: String = (0..6)
+        .map(|_| {
+            let letter = LETTERS[(number % LETTERS.len() as u64) as usize];
+            number /= LETTERS.len() as u64;
+            char::from(letter)
+        })
+        .collect();
+    let path = PathBuf::from(format!("/dev/shm/nccl-{name}"));
+    let make = || -> std::io::Result<()> {
+        let file = OpenOptions::new().create_new(true).write(true).open(&path)?;
+        file.set_len(9_637_888)
+    };
+    make().map_err(|error| {
+        fail(nccl::SYSTEM, &format!("Error while creating shared memory segment {}: {error}", path.display()))
+    })?;
+    let line = format!("MMAP allocated shareable host buffer {} size 9637888", path.display());
+    engine().nccl.note(Subject::Shm, &line);
+    Ok(path)
+}
+
+/// What runs for a message, after plugin and faults.
+fn choose(handle: usize, bytes: u64, is_captured: bool) -> Result<(Choice, bool), i32> {
+    let mut engine = engine();
+    let engine = &mut *engine;
+    let communicator = engine.communicators.get(&handle).ok_or(nccl::INVALID_ARGUMENT)?;
+    let tuning = &communicator.tuning;
+    let mut table = tuning.table(bytes);
+    let channels = match &communicator.plugin {
+        Some(plugin) => plugin.ask(bytes, is_captured, &mut table)?,
+        None => None,
+    };
+    let Some(mut choice) = tuning.choose(bytes, &table, channels) else {
+        let asked = tuning.asked_for().map(str::to_owned);
+        let status = if asked.is_some() { nccl::INVALID_USAGE } else { nccl::INTERNAL };
+        engine.nccl.fail(&format!(
+            "No algorithm/protocol available for function AllReduce with datatype ncclBfloat16. {}",
+            asked.unwrap_or_default()
+        ));
+        return Err(status);
+    };
+    let about = |choice: Choice| Moment { bytes: Some(bytes), protocol: Some(choice.protocol), ..Moment::default() };
+    let mut lenient = false;
+    for kind in [Kind::Substituted, Kind::Disagree] {
+        if let Some(fault) = engine.faults.strikes(kind, about(choice)) {
+            choice = replaced(tuning, bytes, choice, fault);
+            lenient |= fault.effect.as_deref() == Some("wrong-data");
+        }
+    }
+    Ok((choice, lenient))
+}
+
+fn replaced(tuning: &Tuning, bytes: u64, choice: Choice, fault: &Fault) -> Choice {
+    let at = |names: &[&str], wanted: &Option<String>, otherwise: usize| {
+        let wanted = wanted.as_deref();
+        wanted.and_then(|wanted| names.iter().position(|name| name.eq_ignore_ascii_case(wanted))).unwrap_or(otherwise)
+    };
+    let algorithm = at(&ALGORITHMS, &fault.run_algorithm, choice.algorithm);
+    let protocol = at(&PROTOCOLS, &fault.run_protocol, choice.protocol);
+    let other = tuning.with_channels(bytes, algorithm, protocol, None);
+    Choice { channels: fault.run_channels.unwrap_or(other.channels), ..other }
+}
+
+/// The line in which NCCL tells what runs, on rank 0.
+fn tell_choice(version: i32, bytes: u64, choice: Choice, expected_us: f32) -> Option<String> {
+    let (algorithm, protocol) = (choice.algorithm, choice.protocol);
+    match version {
+        22_400.. => Some(format!(
+            "AllReduce: {bytes} Bytes -> Algo {} proto {} channel{{Lo..Hi}}={{0..{}}}",
+            ALGORITHMS[algorithm],
+            PROTOCOLS[protocol],
+            choice.channels - 1
+        )),
+        22_300.. => {
+            Some(format!("AllReduce: {bytes} Bytes -> Algo {algorithm} proto {protocol} time {expected_us:.6}"))
+        }
+        22_000.. => Some(format!("{bytes} Bytes -> Algo {algorithm} proto {protocol} time {expected_us:.6}")),
+        _ => None,
+    }
+}
+
+/// Nanoseconds of a sum on this rank, with everything that makes them longer.
+fn nanoseconds(faults: &mut Faults, communicator: &Communicator, choice: Choice, bytes: u64, is_captured: bool) -> f64 {
+    let ranks = communicator.group.ranks() as u32;
+    let mut ns = cost::all_reduce_ns(choice, bytes, ranks, communicator.tuning.is_direct());
+    if communicator.path == Path::Network {
+        ns *= 5.0;
+    }
+    let moment = Moment { bytes: Some(bytes), protocol: Some(choice.protocol), ..Moment::default() };
+    for kind in [Kind::SlowRank, Kind::Bimodal, Kind::Drift] {
+        for fault in faults.all_that_hold(kind, moment) {
+            let factor = fault.factor.unwrap_or(1.0);
+            let times = if kind == Kind::Drift { communicator.launch.saturating_sub(1) as i32 } else { 1 };
+            ns *= factor.powi(times);
+        }
+    }
+    ns *= communicator.factor();
+    match (is_captured, communicator.has_event_nodes) {
+        (true, true) => ns + cost::EVENT_NODE_NS,
+        (true, false) => ns,
+        (false, _) => ns + cost::EAGER_NS,
+    }
+}
+
+/// Leaves a communicator, at once or when its work is done.
+fn leave(communicator: *mut c_void, waits: bool) -> Result<(), i32> {
+    let handle = communicator as usize;
+    if !engine().communicators.contains_key(&handle) {
+        return Err(fail(nccl::INVALID_ARGUMENT, "Attempt to use communicator that does not exist"));
+    }
+    if waits {
+        stumble(Phase::Destroy);
+        // A communicator waits for the graphs that hold its operations, without end if need be.
+        while engine().communicators.get(&handle).is_some_and(|communicator| communicator.graphs > 0) {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        finish().map_err(|_| nccl::UNHANDLED_CUDA)?;
+    } else {
+        engine().abandon();
+    }
+    let mut engine = engine();
+    if let Some(communicator) = engine.communicators.remove(&handle) {
+        engine.note_used(communicator.device);
+        if let Some(plugin) = communicator.plugin {
+            plugin.end();
+        }
+    }
+    Ok(())
+}
+
+exports! {
+    fn ncclGetVersion(version: *mut c_int) {
+        put(version, scenario().nccl_version, nccl::INVALID_ARGUMENT)
+    }
+
+    fn ncclGetUniqueId(id: *mut UniqueId) {
+        let begun = engine().nccl.begun;
+        let first = || home().next_launch().map(|launch| (launch, 0));
+        let (launch, position) =
+            begun.map_or_else(first, Ok).map_err(|error| fail(nccl::SYSTEM, &error.to_string()))?;
+        engine().nccl.begun = Some((launch, position + 1));
+        let nonce = chance::mix(&[u64::from(std::process::id()), launch, position]);
+        put(id, UniqueId::new([MARK, launch, position, nonce]), nccl::INVALID_ARGUMENT)
+    }
+
+    fn ncclCommInitRank(communicator: *mut *mut c_void, ranks: c_int, id: UniqueId, rank: c_int) knowing {
+        let mut engine = engine();
+        engine.faults.rank = Some(rank.max(0) as u32);
+        engine.faults.launch = Some(id.word(1));
+    } {
+        let handle = join(ranks.max(0) as usize, id, rank.max(0) as usize)?;
+        put(communicator, handle as *mut c_void, nccl::INVALID_ARGUMENT)
+    }
+
+    fn ncclCommDestroy(communicator: *mut c_void) {
+        leave(communicator, true)
+    }
+
+    fn ncclCommAbort(communicator: *mut c_void) {
+        leave(communicator, false)
+    }
+
+    fn ncclCommGetAsyncError(communicator: *mut c_void, status: *mut c_int) {
+        if !engine().communicators.contains_key(&(communicator as usize)) {
+            return Err(nccl::INVALID_ARGUMENT);
+        }
+        put(status, 0, nccl::INVALID_ARGUMENT)
+    }
+
+    fn ncclAllReduce(
+        send: *const c_void, receive: *mut c_void, count: usize, kind: c_int, operation: c_int,
+        communicator: *mut c_void, stream: *mut c_void,
+    ) {
+        let (handle, stream, bytes) = (communicator as usize, stream as usize, count * 2);
+        if (kind, operation) != (BFLOAT16, SUM) {
+            return Err(fail(nccl::INVALID_ARGUMENT, "the stand-in adds up bfloat16 and nothing else"));
+        }
+        let cuda_trouble = |_| nccl::UNHANDLED_CUDA;
+        let is_captured = engine().capture_of(stream).map_err(cuda_trouble)?.is_some();
+        if is_captured {
+            stumble(Phase::Capture);
+        }
+        let (choice, lenient) = choose(handle, bytes as u64, is_captured)?;
+        connect(handle, choice.algorithm)?;
+        let mut engine = engine();
+        let engine = &mut *engine;
+        if !engine.memory.holds(send as u64, bytes) || !engine.memory.holds(receive as u64, bytes) {
+            engine.nccl.fail("AllReduce : a buffer is not device memory");
+            return Err(nccl::INVALID_ARGUMENT);
+        }
+        let communicator = engine.communicators.get(&handle).ok_or(nccl::INVALID_ARGUMENT)?;
+        let ns = nanoseconds(&mut engine.faults, communicator, choice, bytes as u64, is_captured);
+        if communicator.rank == 0 {
+            let expected = communicator.tuning.table(bytes as u64)[choice.algorithm][choice.protocol];
+            if let Some(line) = tell_choice(scenario().nccl_version, bytes as u64, choice, expected) {
+                engine.nccl.note(Subject::Tuning, &line);
+            }
+        }
+        let (send, receive) = (send as u64, receive as u64);
+        let reduction = Reduction { communicator: handle, send, receive, bytes, ns, choice, lenient };
+        engine.enqueue(stream, Work::Reduce(reduction)).map_err(cuda_trouble)
+    }
+}
+
+/// NCCL's sentence for a status.
+// SAFETY: the name is NCCL's, and no other library of a process that loads this one has it.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the function keeps its name")]
+pub(crate) extern "C" fn ncclGetErrorString(status: c_int) -> *const c_char {
+    nccl::words(status).as_ptr()
+}
+
+/// The last error of this process; valid until the next call.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the function keeps its name")]
+pub(crate) extern "C" fn ncclGetLastError(_communicator: *mut c_void) -> *const c_char {
+    static TEXT: Mutex<Option<CString>> = Mutex::new(None);
+    let text = engine().nccl.last_error();
+    TEXT.lock().unwrap_or_else(PoisonError::into_inner).insert(text).as_ptr()
+}
