@@ -90,7 +90,7 @@ impl Machine {
                 Worker { child, answers: BufReader::new(socket.try_clone().expect("a second handle")), socket }
             })
             .collect();
-        Ranks { machine: self, workers, count }
+        Ranks { machine: self, workers, count, devices: |rank| rank }
     }
 }
 
@@ -140,6 +140,8 @@ struct Ranks<'a> {
     machine: &'a Machine,
     workers: Vec<Worker>,
     count: u32,
+    /// The GPU of each rank.
+    devices: fn(u32) -> u32,
 }
 
 impl Ranks<'_> {
@@ -156,14 +158,14 @@ impl Ranks<'_> {
     }
 
     fn greet(&mut self) {
-        let (count, nccl) = (self.count, self.machine.library("libnccl.so.2"));
+        let (count, devices, nccl) = (self.count, self.devices, self.machine.library("libnccl.so.2"));
         let log = |rank: u32| self.machine.scene.path(&format!("rank-{rank}.log")).display().to_string();
         let logs: Vec<String> = (0..count).map(log).collect();
         self.send(|rank| Order::Hello {
             protocol: PROTOCOL,
             rank,
             ranks: count,
-            device: rank,
+            device: devices(rank),
             nccl_path: nccl.clone(),
             log_path: logs[rank as usize].clone(),
             data_seed: 7,
@@ -401,7 +403,7 @@ fn without_permission_nobody_uses_a_stand_in() {
     }
     let (child, socket) = refused(&[WORKER_ARGUMENT]);
     let worker = Worker { child, answers: BufReader::new(socket.try_clone().unwrap()), socket };
-    let mut alone = Ranks { machine: &machine, workers: vec![worker], count: 1 };
+    let mut alone = Ranks { machine: &machine, workers: vec![worker], count: 1, devices: |rank| rank };
     alone.greet();
     let answer = alone.workers[0].answer();
     let (kind, detail, _) = failure(answer.as_ref());
@@ -543,6 +545,17 @@ fn what_nccl_refuses_is_refused() {
     let (_, detail, log) = failure(answers[0].as_ref());
     assert!(detail.contains("ncclAllReduce returned 5"), "{detail}");
     assert!(log.symptoms.contains(&Symptom::NoAlgorithm));
+    // One GPU for two ranks.
+    let mut ranks = machine.strangers(2, |_| vec![("CUDA_VISIBLE_DEVICES", "1,0")]);
+    ranks.devices = |_| 1;
+    ranks.hello();
+    let answers = ranks.until_failure();
+    let (_, detail, log) = failure(answers[0].as_ref());
+    assert!(detail.contains("ncclCommInitRank returned 5"), "{detail}");
+    assert!(log.symptoms.contains(&Symptom::DuplicateGpu));
+    // What is not modelled.
+    let answers = machine.ranks(2, &[("NCCL_TOPO_FILE", "/nowhere.xml")]).until_failure();
+    assert!(failure(answers[0].as_ref()).1.contains("does not model NCCL_TOPO_FILE"));
     // More channels than there is memory for.
     let small = Machine::new("memory_mib = 128\n");
     let mut ranks = small.ranks(2, &[("NCCL_MIN_NCHANNELS", "32")]);
@@ -784,15 +797,16 @@ fn a_killed_rank_leaves_its_gpu_busy() {
     let machine = killed("mebibytes = 9000");
     let free: Vec<_> = machine.probe(&["machine"]).gpus.iter().map(|gpu| gpu.memory_free_mib).collect();
     assert_eq!(free, [Some(16_384), Some(7384)]);
-    let hanging = |machine: &Machine, gpu: &str| {
-        let (child, socket) = start(machine.command(&[PROBE_ARGUMENT, "answers", gpu]));
+    let hanging = |machine: &Machine| {
+        let (child, socket) = start(machine.command(&[PROBE_ARGUMENT, "answers", "1"]));
         Worker { child, answers: BufReader::new(socket.try_clone().unwrap()), socket }.hangs()
     };
     let machine = killed("call = \"cuMemcpyHtoD_v2\"");
-    assert!(hanging(&machine, "1") && !hanging(&machine, "0"));
+    assert!(hanging(&machine));
+    assert_eq!(machine.probe(&["answers", "0"]).cuda_error, None);
     let machine = killed("call = \"cuDevicePrimaryCtxRetain\"\nseconds = 2.0");
-    assert!(hanging(&machine, "1"));
-    wait_at_most(PATIENCE, "the GPU answers again", || (!hanging(&machine, "1")).then_some(()));
+    assert!(hanging(&machine));
+    wait_at_most(PATIENCE, "the GPU answers again", || (!hanging(&machine)).then_some(()));
 }
 
 #[test]
@@ -810,6 +824,12 @@ fn questions_hang_or_are_not_supported() {
 fn memory_and_shared_memory_run_out() {
     let machine = faulty("kind = \"out-of-memory\"\nphase = \"context\"\nrank = 0");
     let mut ranks = machine.strangers(2, |_| Vec::new());
+    ranks.greet();
+    let answer = ranks.workers[0].answer();
+    assert_eq!(failure(answer.as_ref()).0, FailureKind::OutOfMemory);
+    // Without a fault, too, where a GPU is too small.
+    let small = Machine::new("memory_mib = 7\n");
+    let mut ranks = small.strangers(1, |_| Vec::new());
     ranks.greet();
     let answer = ranks.workers[0].answer();
     assert_eq!(failure(answer.as_ref()).0, FailureKind::OutOfMemory);

@@ -136,7 +136,7 @@ impl Tuning {
     }
 
     /// Microseconds that NCCL's own model expects of each algorithm and protocol; -1 where it is off.
-    /// They decide which runs, and nothing else: what it really takes is in [`crate::cost`].
+    /// They decide which runs, and nothing else: what it takes is decided in `cost.rs`.
     pub fn table(&self, bytes: u64) -> [[f32; 3]; 7] {
         let mut table = [[-1.0; 3]; 7];
         let hops = f64::from(self.ranks.saturating_sub(1).max(1));

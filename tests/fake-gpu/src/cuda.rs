@@ -99,13 +99,14 @@ exports! {
         put(value, known, cuda::INVALID_VALUE)
     }
 
-    fn cuDevicePrimaryCtxRetain(place: *mut *mut c_void, device: c_int) {
+    fn cuDevicePrimaryCtxRetain(place: *mut *mut c_void, device: c_int) knowing {
         let gpu = device_exists(device)?;
         OPENING.set(Some(gpu));
-        gpu::hold_if_wedged("cuDevicePrimaryCtxRetain");
+        engine().faults.stand_on(gpu);
+    } {
+        let gpu = device_exists(device)?;
         let moment = Moment { phase: Some(Phase::Context), ..Moment::default() };
         let mut engine = engine();
-        engine.faults.rank.get_or_insert(gpu);
         if let Some(fault) = engine.faults.strikes(Kind::Die, moment) {
             faults::die(fault);
         }

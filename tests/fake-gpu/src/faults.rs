@@ -33,6 +33,13 @@ pub(crate) fn scenario() -> &'static Scenario {
 }
 
 impl Faults {
+    /// Before there is a communicator, the GPU stands for the rank.
+    pub(crate) fn stand_on(&mut self, gpu: u32) {
+        if self.launch.is_none() {
+            self.rank = Some(gpu);
+        }
+    }
+
     /// The first fault of this kind that strikes now.
     pub(crate) fn strikes(&mut self, kind: Kind, moment: Moment) -> Option<&'static Fault> {
         let faults = &scenario().fault;

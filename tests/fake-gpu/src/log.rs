@@ -4,14 +4,22 @@ use std::fs::File;
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What a line is about (NCCL_DEBUG_SUBSYS).
+/// What a line is about (NCCL_DEBUG_SUBSYS). A line can be about several things.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Subject {
-    Init = 0x1,
-    P2p = 0x4,
-    Shm = 0x8,
-    Tuning = 0x40,
-    Env = 0x80,
+pub(crate) struct Subject(u32);
+
+impl Subject {
+    pub(crate) const INIT: Self = Self(0x1);
+    pub(crate) const P2P: Self = Self(0x4);
+    pub(crate) const SHM: Self = Self(0x8);
+    pub(crate) const NET: Self = Self(0x10);
+    pub(crate) const TUNING: Self = Self(0x40);
+    pub(crate) const ENV: Self = Self(0x80);
+
+    /// About this as well.
+    pub(crate) const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
 }
 
 const NAMES: [(&str, u32); 14] = [
@@ -92,7 +100,7 @@ impl Log {
     }
 
     pub(crate) fn info(&mut self, subject: Subject, device: u32, text: &str) {
-        if self.level >= INFO && self.subjects & subject as u32 != 0 {
+        if self.level >= INFO && self.subjects & subject.0 != 0 {
             let line = format!("{} NCCL INFO {text}\n", self.begin(device));
             self.write(&line);
         }

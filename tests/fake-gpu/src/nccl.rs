@@ -22,7 +22,7 @@ use crate::log::Subject;
 use crate::plugin;
 use crate::scenario::{Fault, Kind, Phase};
 use crate::status::nccl;
-use crate::variables::read_configuration;
+use crate::variables::{Read, read_configuration};
 
 /// ncclUniqueId: who meets where.
 #[repr(C)]
@@ -108,18 +108,19 @@ fn join(ranks: usize, id: UniqueId, rank: usize) -> Result<usize, i32> {
         }
         read
     };
+    refuse_what_is_not_modelled(&read)?;
     let path = Path::between(scenario().transport, |name| read.text(name));
     let tuning = Tuning::new(version, ranks as u32, path == Path::Direct, |name| read.text(name))
         .map_err(|unreadable| fail(nccl::INVALID_USAGE, &unreadable.0))?;
     for objection in &tuning.objections {
-        engine().nccl.note(Subject::Env, objection);
+        engine().nccl.note(Subject::ENV, objection);
     }
     let comm = format!("{:#x}", 0x5500_0000_0000_u64 + chance::mix(&[nonce, rank as u64]) % 0x1_0000_0000);
     let about = format!(
         "ncclCommInitRank comm {comm} rank {rank} nranks {ranks} cudaDev {gpu} nvmlDev {gpu} busId {:x}000 commId {nonce:#x}",
         gpu::bus(gpu)
     );
-    engine().nccl.note(Subject::Init, &format!("{about} - Init START"));
+    engine().nccl.note(Subject::INIT, &format!("{about} - Init START"));
     let group = Group::join(&home().state, &format!("comm-{launch}-{position}-{nonce:x}"), ranks, rank, gpu)
         .map_err(|error| fail(nccl::SYSTEM, &format!("ranks cannot meet: {error}")))?;
     if let Some((one, other, device)) = group.duplicate() {
@@ -173,8 +174,18 @@ fn join(ranks: usize, id: UniqueId, rank: usize) -> Result<usize, i32> {
         connect(handle, crate::choice::RING)?;
         connect(handle, crate::choice::TREE)?;
     }
-    engine().nccl.note(Subject::Init, &format!("{about} - Init COMPLETE"));
+    engine().nccl.note(Subject::INIT, &format!("{about} - Init COMPLETE"));
     Ok(handle)
+}
+
+/// Variables whose effect a test would wait for in vain.
+fn refuse_what_is_not_modelled(read: &Read) -> Result<(), i32> {
+    let files = ["NCCL_TOPO_FILE", "NCCL_GRAPH_FILE"].into_iter().find(|name| read.text(name).is_some());
+    let named = files.or((read.number("NCCL_COMM_BLOCKING") == Some(0)).then_some("NCCL_COMM_BLOCKING"));
+    match named {
+        Some(name) => Err(fail(nccl::INTERNAL, &format!("the stand-in does not model {name}"))),
+        None => Ok(()),
+    }
 }
 
 /// Lines about channels and thresholds.
@@ -191,14 +202,14 @@ fn tell_shape(version: i32, tuning: &Tuning) {
     };
     let mut engine = engine();
     let direct = u8::from(tuning.is_direct());
-    engine.nccl.note(Subject::Init, &format!("Check P2P Type isAllDirectP2p {direct} directMode 0 isAllCudaP2p 1"));
+    engine.nccl.note(Subject::INIT, &format!("Check P2P Type isAllDirectP2p {direct} directMode 0 isAllCudaP2p 1"));
     engine.nccl.note(
-        Subject::Init,
+        Subject::INIT,
         &format!(
             "threadThresholds {tree_ll}/{tree_ll128}/{tree_simple} | {ring_ll}/{ring_ll128}/{ring_simple} | 512 | 512"
         ),
     );
-    engine.nccl.note(Subject::Init, &shape);
+    engine.nccl.note(Subject::INIT, &shape);
 }
 
 /// Connects ranks the first time, and tells which way the channels of an algorithm go.
@@ -230,25 +241,19 @@ fn connect(handle: usize, algorithm: usize) -> Result<(), i32> {
         let ranks = communicator.group.ranks();
         let (rank, next) = (communicator.rank, (communicator.rank + 1) % ranks);
         for channel in 0..communicator.tuning.channels {
+            let place = format!("{rank}[{rank}] -> {next}[{next}]");
             let (subject, line) = match communicator.path {
-                Path::Direct => {
-                    (Subject::P2p, format!("Channel {channel:02}/0 : {rank}[{rank}] -> {next}[{next}] via P2P/CUMEM"))
-                }
+                Path::Direct => (Subject::P2P, format!("Channel {channel:02}/0 : {place} via P2P/CUMEM")),
                 Path::Host => {
                     let way = if version >= 23_007 { "SHM/direct" } else { "SHM/direct/direct" };
-                    (Subject::Shm, format!("Channel {channel:02} : {rank}[{rank}] -> {next}[{next}] via {way}"))
+                    (Subject::SHM, format!("Channel {channel:02} : {place} via {way}"))
                 }
-                Path::Network => (
-                    Subject::Init,
-                    format!("Channel {channel:02}/0 : {rank}[{rank}] -> {next}[{next}] [send] via NET/Socket/0"),
-                ),
+                Path::Network => (Subject::NET, format!("Channel {channel:02}/0 : {place} [send] via NET/Socket/0")),
             };
-            // Told under INIT as well as under the transport's own subject.
-            let _ = subject;
-            engine.nccl.note(Subject::Init, &line);
+            engine.nccl.note(Subject::INIT.and(subject), &line);
         }
         let which = if algorithm == crate::choice::TREE { "trees" } else { "rings" };
-        engine.nccl.note(Subject::Init, &format!("Connected all {which}"));
+        engine.nccl.note(Subject::INIT, &format!("Connected all {which}"));
     }
     Ok(())
 }
@@ -273,7 +278,7 @@ fn shared_file(handle: usize, rank: usize) -> Result<PathBuf, i32> {
         fail(nccl::SYSTEM, &format!("Error while creating shared memory segment {}: {error}", path.display()))
     })?;
     let line = format!("MMAP allocated shareable host buffer {} size 9637888", path.display());
-    engine().nccl.note(Subject::Shm, &line);
+    engine().nccl.note(Subject::SHM, &line);
     Ok(path)
 }
 
@@ -381,6 +386,7 @@ fn leave(communicator: *mut c_void, waits: bool) -> Result<(), i32> {
         engine.note_used(communicator.device);
         if let Some(plugin) = communicator.plugin {
             plugin.end();
+            engine.nccl.plugins.leave();
         }
     }
     Ok(())
@@ -451,7 +457,7 @@ exports! {
         if communicator.rank == 0 {
             let expected = communicator.tuning.table(bytes as u64)[choice.algorithm][choice.protocol];
             if let Some(line) = tell_choice(scenario().nccl_version, bytes as u64, choice, expected) {
-                engine.nccl.note(Subject::Tuning, &line);
+                engine.nccl.note(Subject::TUNING, &line);
             }
         }
         let (send, receive) = (send as u64, receive as u64);
@@ -476,4 +482,63 @@ pub(crate) extern "C" fn ncclGetLastError(_communicator: *mut c_void) -> *const 
     static TEXT: Mutex<Option<CString>> = Mutex::new(None);
     let text = engine().nccl.last_error();
     TEXT.lock().unwrap_or_else(PoisonError::into_inner).insert(text).as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::null_mut;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cuda;
+
+    /// Calls as a C program makes them, on a communicator of one rank: the whole life of a graph.
+    #[test]
+    fn a_communicator_waits_for_the_graphs_that_hold_its_operations() {
+        let (mut context, mut stream, mut graph, mut executable, mut event, mut communicator) =
+            (null_mut(), null_mut(), null_mut(), null_mut(), null_mut(), null_mut());
+        let (mut buffer, mut id) = (0, UniqueId([0; 128]));
+        assert_eq!(cuda::cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+        assert_eq!(cuda::cuCtxSetCurrent(context), 0);
+        assert_eq!(cuda::cuStreamCreate(&raw mut stream, 1), 0);
+        assert_eq!(cuda::cuEventCreate(&raw mut event, 0), 0);
+        assert_eq!(cuda::cuMemAlloc_v2(&raw mut buffer, 4096), 0);
+        let ones = [0x3f80_u16; 2048];
+        assert_eq!(cuda::cuMemcpyHtoD_v2(buffer, ones.as_ptr().cast(), 4096), 0);
+        assert_eq!(ncclGetUniqueId(&raw mut id), 0);
+        assert_eq!(ncclCommInitRank(&raw mut communicator, 1, id, 0), 0);
+        let sum = |kind| {
+            let buffer = buffer as *mut c_void;
+            ncclAllReduce(buffer, buffer, 2048, kind, SUM, communicator, stream)
+        };
+        assert_eq!(sum(7), nccl::INVALID_ARGUMENT, "other types are not modelled");
+        assert_eq!(cuda::cuStreamBeginCapture_v2(stream, 1), 0);
+        assert_eq!(sum(BFLOAT16), 0);
+        assert_eq!(cuda::cuStreamEndCapture(stream, &raw mut graph), 0);
+        assert_eq!(cuda::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0), 0);
+        assert_eq!(cuda::cuGraphLaunch(executable, stream), 0);
+        assert_eq!(cuda::cuEventRecord(event, stream), 0);
+        assert_eq!(cuda::cuEventQuery(event), 0, "one rank has nobody to wait for");
+        let mut back = [0_u16; 2048];
+        assert_eq!(cuda::cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), buffer, 4096), 0);
+        assert_eq!(back, ones);
+        assert_eq!(cuda::cuGraphDestroy(graph), 0);
+
+        let is_left = AtomicBool::new(false);
+        let address = communicator as usize;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert_eq!(ncclCommDestroy(address as *mut c_void), 0);
+                is_left.store(true, Ordering::SeqCst);
+            });
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!is_left.load(Ordering::SeqCst), "the executable graph still holds an operation");
+            assert_eq!(cuda::cuGraphExecDestroy(executable), 0);
+        });
+        assert!(is_left.load(Ordering::SeqCst));
+        assert_eq!(ncclCommDestroy(communicator), nccl::INVALID_ARGUMENT, "it is gone");
+        assert_eq!(cuda::cuMemFree_v2(buffer), 0);
+        assert_eq!(cuda::cuDevicePrimaryCtxRelease_v2(0), 0);
+    }
 }

@@ -49,13 +49,26 @@ pub(crate) struct Plugins {
     /// A load that failed is not tried again.
     has_failed: bool,
     library: Option<usize>,
+    /// Communicators that use it.
+    users: usize,
+}
+
+impl Plugins {
+    /// One communicator fewer: the library goes with the last of them, and the next names one anew.
+    pub(crate) fn leave(&mut self) {
+        self.users -= 1;
+        if let Some(library) = self.library.take_if(|_| self.users == 0) {
+            // SAFETY: nobody holds anything of the library any more; it was opened once.
+            unsafe { libc::dlclose(library as *mut c_void) };
+        }
+    }
 }
 
 extern "C" fn log(_level: c_int, _flags: c_ulong, _file: *const c_char, _line: c_int, format: *const c_char) {
     // A format with arguments cannot be put together here; it is written as it stands. The engine may be
     // locked by the call that leads here, and a line is not worth a standstill.
     if let (Some(text), Some(mut engine)) = (crate::exports::text_of(format), crate::engine::try_engine()) {
-        engine.nccl.note(Subject::Tuning, &text);
+        engine.nccl.note(Subject::TUNING, &text);
     }
 }
 
@@ -98,7 +111,7 @@ pub(crate) fn load(version: i32, variable: Option<&str>, id: u64, ranks: usize) 
         return Ok(None);
     };
     let (name, status, plugin) = if number == 5 {
-        // SAFETY: a symbol of this name is a table of this layout, for as long as its library is loaded.
+        // SAFETY: a symbol of this name is a table of this layout, and its library is loaded.
         let table = unsafe { &*table.cast::<TunerV5>() };
         let mut domains: [c_int; 3] = [1, ranks as c_int, ranks as c_int];
         let mut constants = [0.0_f64; 7 * 3 + 3 * 7 * 3 + 5 * 4 * 3];
@@ -127,11 +140,12 @@ pub(crate) fn load(version: i32, variable: Option<&str>, id: u64, ranks: usize) 
     }
     let name = crate::exports::text_of(name).unwrap_or_default();
     note(&format!("TUNER/Plugin: Using {name} (v{number})"));
+    engine().nccl.plugins.users += 1;
     Ok(Some(plugin))
 }
 
 fn note(line: &str) {
-    engine().nccl.note(Subject::Init, line);
+    engine().nccl.note(Subject::INIT, line);
 }
 
 impl Plugin {
@@ -176,7 +190,7 @@ fn open(name: &str) -> Option<usize> {
 }
 
 fn symbol(library: usize, name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: the library was opened and is never closed; the name is terminated.
+    // SAFETY: the library is open; the name is terminated.
     let symbol = unsafe { libc::dlsym(library as *mut c_void, name.as_ptr()) };
     (!symbol.is_null()).then_some(symbol)
 }

@@ -234,6 +234,33 @@ impl Fault {
         if let Some(key) = keys.iter().find(|key| !must.contains(key) && !may.contains(key)) {
             return Some(format!("takes no `{key}`"));
         }
+        // Keys that would never be looked at, however well they are spelt.
+        let is_about_a_message = self.above_bytes.is_some() || self.protocol.is_some();
+        let selectors = [
+            ("rank", self.rank.is_some()),
+            ("when", !self.when.is_empty()),
+            ("launches", self.launches.is_some()),
+            ("at", self.at.is_some()),
+            ("probability", self.probability.is_some()),
+        ];
+        let unread: &[&str] = match self.kind {
+            Kind::BusyAfterKill => &["when", "launches", "at", "probability"],
+            Kind::IgnoredVariable | Kind::SlowRank | Kind::Drift | Kind::Bimodal => &["at"],
+            Kind::ProbeHang | Kind::ProbeNotSupported | Kind::Substituted => &["rank"],
+            _ => &[],
+        };
+        if let Some((name, _)) = selectors.iter().find(|(name, there)| *there && unread.contains(name)) {
+            return Some(format!("takes no `{name}`"));
+        }
+        match self.kind {
+            Kind::Hang | Kind::Die if is_about_a_message && self.phase != Some(Phase::Collective) => {
+                return Some("knows its message only in the phase collective".to_owned());
+            }
+            Kind::OutOfMemory if is_about_a_message && self.phase != Some(Phase::Context) => {
+                return Some("knows how much is asked for only in the phase context".to_owned());
+            }
+            _ => {}
+        }
         let known = |value: &Option<String>, words: &[&str]| {
             value.as_deref().filter(|value| !words.contains(value)).map(|value| format!("does not know {value:?}"))
         };
@@ -274,6 +301,9 @@ impl Scenario {
         if !(1..=8).contains(&scenario.devices) {
             return Err(format!("{} devices; there may be 1 to 8", scenario.devices));
         }
+        if !(21_900..30_000).contains(&scenario.nccl_version) {
+            return Err(format!("NCCL {}; releases from 2.19 (21900) on are played", scenario.nccl_version));
+        }
         if !(0.0..0.5).contains(&scenario.noise) {
             return Err(format!("noise of {}; there may be 0 to 0.5", scenario.noise));
         }
@@ -307,6 +337,7 @@ mod tests {
         for (text, says) in [
             ("device = 2", "unknown field `device`"),
             ("devices = 9", "1 to 8"),
+            ("nccl_version = 21801", "from 2.19"),
             ("noise = 0.7", "0 to 0.5"),
             ("[[fault]]\nkind = \"sulk\"", "unknown variant `sulk`"),
             ("[[fault]]\nkind = \"hang\"\nwhere = \"init\"", "unknown field `where`"),
@@ -318,6 +349,10 @@ mod tests {
             ("[[fault]]\nkind = \"slow-rank\"\nfactor = 2.0", "needs `rank`"),
             ("[[fault]]\nkind = \"disagree\"\nrank = 0", "needs `run_algorithm`"),
             ("[[fault]]\nkind = \"out-of-memory\"\nphase = \"destroy\"", "phases context"),
+            ("[[fault]]\nkind = \"die\"\nphase = \"init\"\nprotocol = \"LL\"", "only in the phase collective"),
+            ("[[fault]]\nkind = \"bimodal\"\nfactor = 2.0\nat = 3", "takes no `at`"),
+            ("[[fault]]\nkind = \"busy-after-kill\"\nmebibytes = 1\nprobability = 0.5", "takes no `probability`"),
+            ("[[fault]]\nkind = \"busy-after-kill\"", "needs `mebibytes`"),
             ("[[fault]]\nkind = \"wrong-sum\"\nprotocol = \"ll\"", "does not know \"ll\""),
         ] {
             let error = Scenario::parse(text).unwrap_err();

@@ -128,7 +128,7 @@ impl Variables {
             let is_first = self.never_kept.is_none();
             let names = self.never_kept.get_or_insert_with(|| get("NCCL_NO_CACHE").unwrap_or_default());
             if is_first && !names.is_empty() {
-                read.lines.push((Subject::Env, format!("NCCL_NO_CACHE set by environment to {names}")));
+                read.lines.push((Subject::ENV, format!("NCCL_NO_CACHE set by environment to {names}")));
             }
         }
         let never_kept = self.never_kept.clone().unwrap_or_default();
@@ -149,7 +149,7 @@ impl Variables {
                 if let Some(line) = value.as_deref().and_then(|text| line(name, *reading, text)) {
                     // A number that is read again is told again only when it is another.
                     if self.kept.get(name) != Some(&value) || *reading == Text {
-                        read.lines.push((Subject::Env, line));
+                        read.lines.push((Subject::ENV, line));
                     }
                 }
                 self.kept.insert(name, value.clone());
