@@ -33,7 +33,7 @@ const MOST_VETOES: usize = 64;
 /// buffers: Simple 4 MiB, LL 512 KiB, LL128 4,915,200 bytes (NCCL's init.cc).
 const LL_BYTES: f64 = 524_288.0;
 const LL128_BYTES: f64 = 4_915_200.0;
-const SIMPLE_BYTES: f64 = 4_194_304.0;
+const SIMPLE_BYTES: u64 = 4_194_304;
 
 /// What the campaign adds to the evidence.
 #[derive(Debug, Clone, PartialEq)]
@@ -272,8 +272,12 @@ fn simplicity(context: &SearchContext, evidence: &Evidence, arm: &Arm) -> (u32, 
         .filter_map(|point| effective(evidence, &arm.id, *point)?.communicator_channels)
         .max()
         .unwrap_or(0);
-    let bytes = arm.env.get("NCCL_BUFFSIZE").and_then(|text| text.parse().ok()).unwrap_or(0);
-    (channels, bytes, arm.env.len(), arm.id.clone())
+    (channels, simple_buffer_bytes(arm), arm.env.len(), arm.id.clone())
+}
+
+/// Bytes of an arm's Simple buffers; NCCL's own size where it sets none.
+fn simple_buffer_bytes(arm: &Arm) -> u64 {
+    arm.env.get("NCCL_BUFFSIZE").and_then(|text| text.parse().ok()).unwrap_or(SIMPLE_BYTES)
 }
 
 fn verdict_of(
@@ -539,9 +543,8 @@ fn memory(context: &SearchContext, evidence: &Evidence, arm: &Arm) -> Memory {
     let (Some(channels), Some(before)) = (winner.communicator_channels, default.communicator_channels) else {
         return Memory { device_mib_per_rank: None, host_mib: None };
     };
-    let simple = arm.env.get("NCCL_BUFFSIZE").and_then(|text| text.parse().ok()).unwrap_or(SIMPLE_BYTES);
-    let set = |simple: f64| (simple + LL_BYTES + LL128_BYTES) * 3.0 / f64::from(1 << 20);
-    let additional = f64::from(channels) * set(simple) - f64::from(before) * set(SIMPLE_BYTES);
+    let set = |simple: u64| (simple as f64 + LL_BYTES + LL128_BYTES) * 3.0 / f64::from(1 << 20);
+    let additional = f64::from(channels) * set(simple_buffer_bytes(arm)) - f64::from(before) * set(SIMPLE_BYTES);
     let ranks = context.points.first().map_or(1, |point| point.ranks);
     let host = winner.transport.as_deref().is_some_and(|transport| transport.contains("SHM"));
     if host {
