@@ -520,6 +520,7 @@ mod tests {
                 min_gain: 0.02,
                 max_regression: 0.02,
                 strict: false,
+                profile: crate::record::Profile::Balanced,
                 strategy: "exhaustive".to_owned(),
                 search_blocks: 3,
                 finalists: 3,

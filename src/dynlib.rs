@@ -58,7 +58,7 @@ pub fn is_stand_in(path: &Path) -> bool {
 
 /// Declares a struct of function pointers that is filled from a shared library.
 ///
-/// The library is kept open as long as the struct lives, which is what makes calling the pointers
+/// The library is never closed, which is what makes calling the pointers
 /// sound; each call's own contract is the caller's.
 macro_rules! dynamic_library {
     (
@@ -71,8 +71,9 @@ macro_rules! dynamic_library {
         #[allow(non_snake_case, reason = "functions keep the names the library exports")]
         $visibility struct $name {
             $( pub(crate) $symbol: unsafe extern "C" fn( $( $type ),* ) -> $result, )+
-            // Last, so that it is dropped after the pointers that need it.
-            _library: libloading::Library,
+            // Never closed: libraries of the driver's family keep threads and exit handlers, and the
+            // processes that load them are short-lived.
+            _library: std::mem::ManuallyDrop<libloading::Library>,
         }
 
         impl $name {
@@ -88,7 +89,7 @@ macro_rules! dynamic_library {
                 let library = unsafe { crate::dynlib::open(path) }?;
                 $(
                     // SAFETY: the caller vouches that the symbol has this signature; the pointer is
-                    // copied out and stays valid because the library is kept in the struct.
+                    // copied out and stays valid because the library is never closed.
                     let $symbol = unsafe {
                         *library
                             .get::<unsafe extern "C" fn( $( $type ),* ) -> $result>(
@@ -100,7 +101,7 @@ macro_rules! dynamic_library {
                             })?
                     };
                 )+
-                Ok(Self { $( $symbol, )+ _library: library })
+                Ok(Self { $( $symbol, )+ _library: std::mem::ManuallyDrop::new(library) })
             }
         }
     };

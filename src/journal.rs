@@ -7,6 +7,7 @@
 
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::error_kind::{Classified, ErrorKind};
 use crate::record::{Event, FORMAT, JournalLine};
@@ -15,6 +16,9 @@ use crate::record::{Event, FORMAT, JournalLine};
 pub const JOURNAL_FILE: &str = "run.jsonl";
 /// Name of the lock file beside it.
 const LOCK_FILE: &str = "run.lock";
+/// How often a lock that somebody holds is tried, and how long apart.
+const LOCK_TRIES: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// Longest line that is read.
 const LINE_BYTES: usize = 16 * 1024 * 1024;
 /// Seconds and microseconds beyond this are no measurement.
@@ -172,11 +176,16 @@ fn lock(directory: &Path) -> Result<fs_err::File, JournalError> {
     let path = directory.join(LOCK_FILE);
     let io = |source| JournalError::Io { doing: "lock", path: path.clone(), source };
     let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io)?;
-    match file.file().try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(JournalError::Locked(directory.to_owned())),
-        Err(std::fs::TryLockError::Error(source)) => Err(io(source)),
+    // A process that is being started shares its parent's descriptors until it becomes another
+    // program, so a lock that was just given up can be seen held for some milliseconds more.
+    for _ in 0..LOCK_TRIES {
+        match file.file().try_lock() {
+            Ok(()) => return Ok(file),
+            Err(std::fs::TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+            Err(std::fs::TryLockError::Error(source)) => return Err(io(source)),
+        }
     }
+    Err(JournalError::Locked(directory.to_owned()))
 }
 
 /// Bytes up to and including the last newline.

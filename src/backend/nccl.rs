@@ -1,6 +1,7 @@
 //! NCCL on this machine's GPUs: one worker process per GPU, fresh ones for every launch.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -156,8 +157,9 @@ impl<'a> Launch<'a> {
                 environment.insert("CUDA_DEVICE_ORDER".to_owned(), "PCI_BUS_ID".to_owned());
                 if several {
                     // NCCL's monitoring thread reads the environment; it must not run while a living
-                    // worker changes it between communicators. Finals keep it, as servers do.
-                    environment.entry("NCCL_RAS_ENABLE".to_owned()).or_insert_with(|| "0".to_owned());
+                    // worker changes it between communicators, whoever else asked for it. Finals keep it,
+                    // as servers do.
+                    environment.insert("NCCL_RAS_ENABLE".to_owned(), "0".to_owned());
                 }
                 ChildSpec { arguments: vec![WORKER_ARGUMENT.to_owned()], environment }
             })
@@ -257,10 +259,14 @@ impl<'a> Launch<'a> {
         point_now: &mut Option<PointKey>,
         sink: Sink<'_>,
     ) -> Result<bool, Broken> {
+        let set = Order::SetVariables { variables: communicator.variables.clone() };
+        for (rank, answer) in self.step(|_| set.clone(), CLOSE_WAIT)?.into_iter().enumerate() {
+            let Answer::VariablesSet = answer else { return Err(unexpected(rank, &answer)) };
+        }
         let unique_id = self.unique_id()?;
         // What this communicator logs, beside what the launch has logged so far.
         let mut own = NcclLog::default();
-        let open = Order::OpenCommunicator { variables: communicator.variables.clone(), unique_id };
+        let open = Order::OpenCommunicator { unique_id };
         let answers = self.step(|_| open.clone(), JOIN_WAIT)?;
         for (rank, answer) in answers.into_iter().enumerate() {
             let Answer::Opened { log } = answer else { return Err(unexpected(rank, &answer)) };
@@ -618,8 +624,16 @@ fn text_of(path: &Path) -> String {
 
 /// The last 64 KiB of a file.
 fn bounded_log(path: &Path) -> String {
-    let bytes = fs_err::read(path).unwrap_or_default();
-    String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(64 * 1024)..]).into_owned()
+    const KEPT: u64 = 64 * 1024;
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = fs_err::File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(KEPT)))?;
+        let mut bytes = Vec::new();
+        file.take(KEPT).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
 }
 
 fn broken(kind: OutcomeKind, detail: String, gpu_suspect: bool) -> Broken {

@@ -233,6 +233,24 @@ impl Device {
         Ok(())
     }
 
+    /// Writes from the host, starting `offset` bytes into the buffer, and waits until it is there.
+    ///
+    /// The copy goes through the stream: cuMemcpyHtoD may return before its last bytes have arrived,
+    /// and what is enqueued on a non-blocking stream does not wait for it.
+    ///
+    /// # Panics
+    ///
+    /// If the data reaches beyond the buffer: that is a defect of the caller.
+    #[expect(unsafe_code, reason = "foreign call")]
+    pub fn write(&self, buffer: &DeviceBuffer, offset: usize, data: &[u16]) -> Result<(), CudaError> {
+        assert!(offset + size_of_val(data) <= buffer.bytes, "a write stays inside the buffer");
+        // SAFETY: the range is inside a living allocation (asserted above), and the data outlives the
+        // copy, since the stream is synchronized before this returns.
+        unsafe { result::memcpy_htod_async(buffer.pointer + offset as u64, data, self.stream.cu_stream()) }
+            .map_err(cuda_error("could not copy to the GPU"))?;
+        self.stream.synchronize().map_err(cuda_error("could not copy to the GPU"))
+    }
+
     /// Enqueues a copy of the first `bytes` of one buffer over another.
     ///
     /// # Panics
@@ -263,19 +281,6 @@ impl DeviceBuffer {
     /// Size in bytes.
     pub const fn bytes(&self) -> usize {
         self.bytes
-    }
-
-    /// Writes from the host, starting `offset` bytes into the buffer, and waits.
-    ///
-    /// # Panics
-    ///
-    /// If the data reaches beyond the buffer: that is a defect of the caller.
-    #[expect(unsafe_code, reason = "foreign call")]
-    pub fn write(&self, offset: usize, data: &[u16]) -> Result<(), CudaError> {
-        assert!(offset + size_of_val(data) <= self.bytes, "a write stays inside the buffer");
-        // SAFETY: the range is inside a living allocation (asserted above).
-        unsafe { result::memcpy_htod_sync(self.pointer + offset as u64, data) }
-            .map_err(cuda_error("could not copy to the GPU"))
     }
 
     /// Reads to the host, starting `offset` bytes into the buffer, and waits.

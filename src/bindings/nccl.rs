@@ -24,7 +24,6 @@ dynamic_library! {
         fn ncclGetUniqueId(id: *mut RawUniqueId) -> c_int;
         fn ncclCommInitRank(communicator: *mut *mut c_void, ranks: c_int, id: RawUniqueId, rank: c_int) -> c_int;
         fn ncclCommDestroy(communicator: *mut c_void) -> c_int;
-        fn ncclCommAbort(communicator: *mut c_void) -> c_int;
         fn ncclCommGetAsyncError(communicator: *mut c_void, status: *mut c_int) -> c_int;
         fn ncclAllReduce(
             send: *const c_void, receive: *mut c_void, count: usize, dtype: c_int, operation: c_int,
@@ -189,14 +188,6 @@ impl Communicator<'_> {
         // SAFETY: the handle is alive and is not used after this, since `self` is consumed.
         let status = unsafe { (self.nccl.functions.ncclCommDestroy)(self.handle) };
         self.nccl.checked("ncclCommDestroy", status, std::ptr::null_mut())
-    }
-
-    /// Ends the communicator without waiting for outstanding work.
-    #[expect(unsafe_code, reason = "foreign call")]
-    pub fn abort(self) -> Result<(), NcclError> {
-        // SAFETY: the handle is alive and is not used after this, since `self` is consumed.
-        let status = unsafe { (self.nccl.functions.ncclCommAbort)(self.handle) };
-        self.nccl.checked("ncclCommAbort", status, std::ptr::null_mut())
     }
 }
 

@@ -33,7 +33,7 @@ const MOST_VETOES: usize = 64;
 /// buffers: Simple 4 MiB, LL 512 KiB, LL128 4,915,200 bytes (NCCL's init.cc).
 const LL_BYTES: f64 = 524_288.0;
 const LL128_BYTES: f64 = 4_915_200.0;
-const SIMPLE_BYTES: f64 = 4_194_304.0;
+const SIMPLE_BYTES: u64 = 4_194_304;
 
 /// What the campaign adds to the evidence.
 #[derive(Debug, Clone, PartialEq)]
@@ -78,38 +78,36 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         .map(|best| simplest_tie(context, evidence, best, candidates.iter().filter(adoptable)));
     let allowed: Vec<&ArmId> = candidates.iter().filter(adoptable).map(|candidate| &candidate.arm.id).collect();
     let judged = trial::judge(context, evidence, &allowed);
+    let adoptable_arm = |arm: &ArmId| candidates.iter().filter(adoptable).find(|candidate| candidate.arm.id == *arm);
     // What wins in the benchmark must win in the pass, where it was tried.
-    let winner = match &judged {
+    let balanced = match &judged {
         None => micro_winner,
         Some(judged) if judged.untried => micro_winner,
-        Some(judged) => judged
-            .winner
-            .as_ref()
-            .and_then(|arm| candidates.iter().filter(adoptable).find(|candidate| candidate.arm.id == *arm)),
+        Some(judged) => judged.winner.as_ref().and_then(adoptable_arm),
     };
+    // Who asked for a profile gets its answer where it has one of its own.
+    let wanted = settings.profile.name();
+    let own = judged.as_ref().and_then(|judged| judged.profiles.iter().find(|(profile, _)| profile == wanted));
+    let winner = own.and_then(|(_, arm)| adoptable_arm(arm)).or(balanced);
     let best = winner
         .or_else(|| candidates.iter().min_by(|left, right| left.objective.ratio.total_cmp(&right.objective.ratio)));
     let (mut verdict, mut reason) =
         verdict_of(manifest, evidence, &context.default, &finalists, &candidates, winner.or(micro_winner));
     if let Some(judged) = &judged {
-        (verdict, reason) = judged.verdict(verdict, reason, winner.map(|winner| winner.arm.name.as_str()));
+        (verdict, reason) = judged.verdict(verdict, reason, balanced.map(|winner| winner.arm.name.as_str()));
+        if let (Some((profile, _)), Some(winner)) = (own, winner) {
+            reason.push_str(&format!("; the files hold {}, which is faster for {profile}", winner.arm.name));
+        }
     }
     let mut vetoed = judged.as_ref().map(|judged| judged.vetoed.clone()).unwrap_or_default();
     vetoed.extend(vetoes(manifest, context, evidence, &candidates));
     vetoed.truncate(MOST_VETOES);
 
-    let pins = |explicit: bool| -> BTreeMap<String, String> {
-        manifest
-            .pins
-            .iter()
-            .filter(|pin| (pin.origin == Origin::Pin) == explicit)
-            .map(|pin| (pin.variable.clone(), pin.value.clone()))
-            .collect()
+    let env_of = |arm: Option<&Arm>| {
+        let mut env = pins(manifest, true);
+        env.extend(arm.into_iter().flat_map(|arm| arm.env.clone()));
+        env
     };
-    let mut env = pins(true);
-    if let Some(winner) = winner {
-        env.extend(winner.arm.env.clone());
-    }
     let answer = |profile: &str, env: BTreeMap<String, String>| Answer {
         profile: profile.to_owned(),
         kind: AnswerKind::Env,
@@ -117,15 +115,14 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         table: None,
         server_args: Vec::new(),
     };
-    let mut answers: Vec<Answer> = winner.map(|_| answer("balanced", env.clone())).into_iter().collect();
+    let mut answers: Vec<Answer> =
+        balanced.map(|balanced| answer("balanced", env_of(Some(balanced.arm)))).into_iter().collect();
     for (profile, arm) in judged.iter().flat_map(|judged| &judged.profiles) {
         // A profile is an answer of its own only where it disagrees with the balanced one.
         if let Some(arm) = context.arms.iter().find(|known| known.id == *arm)
-            && winner.is_none_or(|winner| winner.arm.id != arm.id)
+            && balanced.is_none_or(|balanced| balanced.arm.id != arm.id)
         {
-            let mut own = pins(true);
-            own.extend(arm.env.clone());
-            answers.push(answer(profile, own));
+            answers.push(answer(profile, env_of(Some(arm))));
         }
     }
     let verdict_for = |point: &Point| point_verdict(manifest, context, evidence, best, point);
@@ -140,8 +137,8 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         simulated: manifest.labels.simulated,
         replayed: manifest.labels.replayed,
         labels: manifest.labels.words().into_iter().map(str::to_owned).collect(),
-        env,
-        required_environment: pins(false),
+        env: env_of(winner.map(|winner| winner.arm)),
+        required_environment: pins(manifest, false),
         winner: winner.map(|winner| winner.arm.name.clone()),
         best_finalist: best.filter(|_| winner.is_none()).map(|best| best.arm.name.clone()),
         answers,
@@ -178,6 +175,12 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
             all
         },
     }
+}
+
+/// Variables that hold in every arm: those the user pinned, or all others.
+fn pins(manifest: &Manifest, explicit: bool) -> BTreeMap<String, String> {
+    let wanted = manifest.pins.iter().filter(|pin| (pin.origin == Origin::Pin) == explicit);
+    wanted.map(|pin| (pin.variable.clone(), pin.value.clone())).collect()
 }
 
 /// What each variable adds: the winner against the arm that lacks it alone, both from the search,
@@ -272,8 +275,12 @@ fn simplicity(context: &SearchContext, evidence: &Evidence, arm: &Arm) -> (u32, 
         .filter_map(|point| effective(evidence, &arm.id, *point)?.communicator_channels)
         .max()
         .unwrap_or(0);
-    let bytes = arm.env.get("NCCL_BUFFSIZE").and_then(|text| text.parse().ok()).unwrap_or(0);
-    (channels, bytes, arm.env.len(), arm.id.clone())
+    (channels, simple_buffer_bytes(arm), arm.env.len(), arm.id.clone())
+}
+
+/// Bytes of an arm's Simple buffers; NCCL's own size where it sets none.
+fn simple_buffer_bytes(arm: &Arm) -> u64 {
+    arm.env.get("NCCL_BUFFSIZE").and_then(|text| text.parse().ok()).unwrap_or(SIMPLE_BYTES)
 }
 
 fn verdict_of(
@@ -539,9 +546,8 @@ fn memory(context: &SearchContext, evidence: &Evidence, arm: &Arm) -> Memory {
     let (Some(channels), Some(before)) = (winner.communicator_channels, default.communicator_channels) else {
         return Memory { device_mib_per_rank: None, host_mib: None };
     };
-    let simple = arm.env.get("NCCL_BUFFSIZE").and_then(|text| text.parse().ok()).unwrap_or(SIMPLE_BYTES);
-    let set = |simple: f64| (simple + LL_BYTES + LL128_BYTES) * 3.0 / f64::from(1 << 20);
-    let additional = f64::from(channels) * set(simple) - f64::from(before) * set(SIMPLE_BYTES);
+    let set = |simple: u64| (simple as f64 + LL_BYTES + LL128_BYTES) * 3.0 / f64::from(1 << 20);
+    let additional = f64::from(channels) * set(simple_buffer_bytes(arm)) - f64::from(before) * set(SIMPLE_BYTES);
     let ranks = context.points.first().map_or(1, |point| point.ranks);
     let host = winner.transport.as_deref().is_some_and(|transport| transport.contains("SHM"));
     if host {

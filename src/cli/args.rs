@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::emit::EmitAs;
 use crate::engine::Engine;
+use crate::record::Profile;
 use crate::report::Format;
 use crate::units::{parse_fraction, parse_size};
 
@@ -73,6 +74,26 @@ pub(super) enum BackendArg {
     Simulated,
     /// A recorded run; every number is labelled REPLAYED.
     Replay,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum ProfileArg {
+    /// The best on the weighted mix of all batches.
+    Balanced,
+    /// The best at the smallest batch, where another is shown to be faster there.
+    Latency,
+    /// The best at the largest batch, where another is shown to be faster there.
+    Throughput,
+}
+
+impl ProfileArg {
+    pub(super) const fn profile(self) -> Profile {
+        match self {
+            Self::Balanced => Profile::Balanced,
+            Self::Latency => Profile::Latency,
+            Self::Throughput => Profile::Throughput,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -201,6 +222,10 @@ pub(super) struct TuneArgs {
     /// Adopt only if every point is shown safe.
     #[arg(long, help_heading = "Verdict")]
     pub(super) strict: bool,
+
+    /// Which answer the files hold, where the forward pass has several [default: balanced].
+    #[arg(long, value_enum, help_heading = "Verdict")]
+    pub(super) profile: Option<ProfileArg>,
 
     /// Exit with status 5 when the run ends undecided.
     #[arg(long, help_heading = "Verdict")]

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
+use super::args::ProfileArg;
 use super::args::{
     BackendArg, Cli, Command, DoctorArgs, EmitArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs, WorkloadCommandArgs,
 };
@@ -61,6 +62,7 @@ fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Resul
         min_gain: args.min_gain,
         max_regression: args.max_regression,
         strict: args.strict,
+        profile: args.profile.map(ProfileArg::profile),
         pins: args.pins.clone(),
         keep_environment: args.keep_env.clone(),
         allow_risk: args.allow_risk.clone(),

@@ -29,7 +29,7 @@ use crate::machine::{Machine, NcclLibrary, NcclVersion};
 use crate::process::Supervisor;
 use crate::record::{
     Arm, BackendKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest, Origin, OutcomeKind,
-    PassStream, Phase, Pin, Settings, Space, TrialPlan, VerdictKind, Workload,
+    PassStream, Phase, Pin, Profile, Settings, Space, TrialPlan, VerdictKind, Workload,
 };
 use crate::report::{SummaryRow, summary_csv};
 use crate::search::{CUT_SHORT, Exhaustive, SearchContext, Strategy as _, Want};
@@ -66,6 +66,8 @@ pub struct TuneRequest {
     pub max_regression: Option<f64>,
     /// Every point must be shown safe.
     pub strict: bool,
+    /// Which answer the files hold; nothing for what the earlier run said, or the balanced one.
+    pub profile: Option<Profile>,
     /// NAME=VALUE that holds in every arm.
     pub pins: Vec<String>,
     /// Variables that reach the workers beside the usual ones.
@@ -670,6 +672,7 @@ fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Settings {
             min_gain: 0.02,
             max_regression: 0.02,
             strict: false,
+            profile: Profile::Balanced,
             strategy: "exhaustive".to_owned(),
             search_blocks: 3,
             finalists: 3,
@@ -682,6 +685,7 @@ fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Settings {
         min_gain: request.min_gain.unwrap_or(base.min_gain),
         max_regression: request.max_regression.unwrap_or(base.max_regression),
         strict: request.strict || base.strict,
+        profile: request.profile.unwrap_or(base.profile),
         search_blocks: request.search_blocks.unwrap_or(base.search_blocks),
         final_launches: request.final_launches.or(base.final_launches),
         ..base

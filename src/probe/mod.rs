@@ -253,7 +253,7 @@ fn does_it_answer(device: u32) -> Result<(), String> {
         let opened = Device::open(device)?;
         let (one, two) = (opened.allocate(4096)?, opened.allocate(4096)?);
         let sent: Vec<u16> = (0..2048).collect();
-        one.write(0, &sent)?;
+        opened.write(&one, 0, &sent)?;
         opened.copy(&one, &two, 4096)?;
         opened.synchronize()?;
         let mut back = vec![0; 2048];

@@ -76,6 +76,36 @@ pub struct FingerprintParts {
     pub parts: BTreeMap<String, String>,
 }
 
+/// Which answer of the forward pass the files hold, where there are several.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Profile {
+    /// The best on the weighted mix of all batches.
+    #[default]
+    Balanced,
+    /// The best at the smallest batch.
+    Latency,
+    /// The best at the largest batch.
+    Throughput,
+}
+
+impl Profile {
+    /// Its name in records and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Balanced => "balanced",
+            Self::Latency => "latency",
+            Self::Throughput => "throughput",
+        }
+    }
+
+    /// For serde: the usual one is left out, so that records of older versions keep their fingerprint.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    const fn is_balanced(&self) -> bool {
+        matches!(self, Self::Balanced)
+    }
+}
+
 /// What decides how a run is measured and judged; all of it is part of its identity.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
@@ -85,6 +115,9 @@ pub struct Settings {
     pub max_regression: f64,
     /// Every point must be shown safe, not only estimated so.
     pub strict: bool,
+    /// Which answer the files hold.
+    #[serde(default, skip_serializing_if = "Profile::is_balanced")]
+    pub profile: Profile,
     /// Search strategy.
     pub strategy: String,
     /// Blocks of the search.

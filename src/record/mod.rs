@@ -17,7 +17,7 @@ pub use campaign::{
     Phase, SetLine,
 };
 pub use check::{Check, CheckReport, CheckVerdict};
-pub use manifest::{BackendKind, FingerprintParts, Labels, Manifest, Origin, Pin, Settings};
+pub use manifest::{BackendKind, FingerprintParts, Labels, Manifest, Origin, Pin, Profile, Settings};
 pub use pass::{
     DraftShape, FeedForward, GpuState, LayerRun, PassCase, PassKey, PassMeasurement, PassShape, PassStep, PassStream,
     PassVariant, TrialPlan,

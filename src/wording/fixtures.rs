@@ -123,6 +123,7 @@ pub(crate) fn manifest() -> Manifest {
             min_gain: 0.02,
             max_regression: 0.02,
             strict: false,
+            profile: crate::record::Profile::Balanced,
             strategy: "racing".to_owned(),
             search_blocks: 4,
             finalists: 3,

@@ -54,7 +54,7 @@ impl Buffers {
         let mut offset = 0;
         while offset < elements {
             let length = repeated.len().min(elements - offset);
-            source.write(offset * 2, &repeated[..length])?;
+            device.write(&source, offset * 2, &repeated[..length])?;
             offset += length;
         }
         Ok(Self { source, work, pattern })

@@ -12,7 +12,9 @@ pub mod protocol;
 mod set_environment;
 
 use std::io::{Read, Seek, SeekFrom};
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use connection::Connection;
 use data_check::{MOST_RANKS, Pattern};
@@ -25,6 +27,7 @@ use crate::bindings::cublaslt::CublasLt;
 use crate::bindings::cuda::{DRIVER_LIBRARY, Device, driver_is_present, pci_bus_id};
 use crate::bindings::nccl::{Communicator, Nccl};
 use crate::dynlib::is_stand_in;
+use crate::record::{PassStep, PassStream};
 
 /// Bytes of NCCL's log sent with one answer; the rest of a longer delta is skipped.
 const LOG_BYTES: u64 = 512 * 1024;
@@ -63,6 +66,8 @@ fn send(connection: &mut Connection, answer: &Answer) -> Result<(), Answer> {
     connection.answer(answer).map_err(|error| protocol_error(format!("could not answer: {error}")))
 }
 
+/// Kept in [`ManuallyDrop`]: giving memory and contexts back can block behind a GPU that hangs, and
+/// the cause of a failure must leave this process before that. The end of the process frees them.
 struct Setup {
     rank: u32,
     ranks: u32,
@@ -77,15 +82,19 @@ fn serve(connection: &mut Connection, allows_fakes: bool) -> Result<(), Answer> 
         hello @ Order::Hello { .. } => open(connection, hello, allows_fakes)?,
         other => return Err(protocol_error(format!("expected hello, got {other:?}"))),
     };
+    let setup = ManuallyDrop::new(setup);
     loop {
         match next(connection)? {
             Order::UniqueId => {
                 let id = setup.nccl.unique_id().map_err(|error| failed(&mut log)(error.into()))?;
                 send(connection, &Answer::UniqueId { unique_id: to_hex(&id) })?;
             }
-            Order::OpenCommunicator { variables, unique_id } => {
-                let id = from_hex(&unique_id).ok_or_else(|| protocol_error("malformed rendezvous id"))?;
+            Order::SetVariables { variables } => {
                 set_environment::apply(&variables);
+                send(connection, &Answer::VariablesSet)?;
+            }
+            Order::OpenCommunicator { unique_id } => {
+                let id = from_hex(&unique_id).ok_or_else(|| protocol_error("malformed rendezvous id"))?;
                 let communicator =
                     setup.nccl.join(setup.ranks, &id, setup.rank).map_err(|error| failed(&mut log)(error.into()))?;
                 send(connection, &Answer::Opened { log: log.delta() })?;
@@ -151,6 +160,52 @@ fn open(connection: &mut Connection, hello: Order, allows_fakes: bool) -> Result
     Ok((Setup { rank, ranks, device, nccl, buffers, watch }, log))
 }
 
+/// What a communicator's orders leave behind: graphs, plans, buffers.
+#[derive(Default)]
+struct Prepared {
+    cell: Option<Cell>,
+    pass: Option<Pass>,
+    stage: Option<Stage>,
+    cublaslt: Option<Rc<CublasLt>>,
+}
+
+impl Prepared {
+    /// Drops a pass with its graphs and plans.
+    fn forget_pass(&mut self) {
+        if let (Some(pass), Some(stage)) = (self.pass.take(), &self.stage) {
+            pass.forget(stage);
+        }
+    }
+
+    /// Makes a pass ready; returns the microseconds of one run.
+    fn prepare_pass(
+        &mut self,
+        setup: &Setup,
+        communicator: &Communicator<'_>,
+        steps: Vec<PassStep>,
+        stream: PassStream,
+        captured: bool,
+        cublaslt_path: &str,
+    ) -> Result<f64, StepError> {
+        self.forget_pass();
+        let cublaslt = match &self.cublaslt {
+            Some(cublaslt) => Rc::clone(cublaslt),
+            None => Rc::clone(self.cublaslt.insert(Rc::new(load_cublaslt(cublaslt_path)?))),
+        };
+        if self.stage.as_ref().is_some_and(|stage| !stage.fits(&steps)) {
+            // Give the old buffers back before asking for larger ones.
+            self.stage = None;
+        }
+        let stage = match &mut self.stage {
+            Some(stage) => stage,
+            none => none.insert(Stage::new(&setup.device, cublaslt, &steps)?),
+        };
+        let (pass, replay_us) = Pass::prepare(&setup.device, communicator, stage, steps, stream, captured)?;
+        self.pass = Some(pass);
+        Ok(replay_us)
+    }
+}
+
 /// Serves one communicator until it is to be closed. The captured graph is dropped before this
 /// returns, because NCCL waits without end for graphs when a communicator is destroyed.
 fn serve_communicator(
@@ -159,34 +214,21 @@ fn serve_communicator(
     communicator: &Communicator<'_>,
     log: &mut LogReader,
 ) -> Result<(), Answer> {
-    let mut prepared: Option<Cell> = None;
-    let mut stage: Option<Stage> = None;
-    let mut pass: Option<Pass> = None;
+    // Given back on the good path only; see `Setup`.
+    let mut prepared = ManuallyDrop::new(Prepared::default());
     loop {
         match next(connection)? {
             Order::PreparePass { steps, stream, captured, cublaslt_path } => {
-                forget(&mut pass, stage.as_ref());
-                let mut prepare = || -> Result<(Pass, f64), StepError> {
-                    if stage.as_ref().is_none_or(|stage| !stage.fits(&steps)) {
-                        // Give the old buffers back before asking for larger ones.
-                        drop(stage.take());
-                        let cublaslt = load_cublaslt(&cublaslt_path)?;
-                        stage = Some(Stage::new(&setup.device, cublaslt, &steps)?);
-                    }
-                    let Some(stage) = &stage else {
-                        return Err(StepError { failure: FailureKind::Protocol, detail: "no stage".to_owned() });
-                    };
-                    Pass::prepare(&setup.device, communicator, stage, steps.clone(), stream, captured)
-                };
-                let (ready, replay_us) = prepare().map_err(|error| failed(log)(error))?;
-                pass = Some(ready);
+                let replay_us = prepared
+                    .prepare_pass(setup, communicator, steps, stream, captured, &cublaslt_path)
+                    .map_err(|error| failed(log)(error))?;
                 let (arena_bytes, cublaslt_version) =
-                    stage.as_ref().map_or((0, 0), |stage| (stage.arena_bytes(), stage.cublaslt_version()));
+                    prepared.stage.as_ref().map_or((0, 0), |stage| (stage.arena_bytes(), stage.cublaslt_version()));
                 let log = log.delta();
                 send(connection, &Answer::PassPrepared { replay_us, arena_bytes, cublaslt_version, log })?;
             }
             Order::ReplayPass { variant, replays } => {
-                let (Some(pass), Some(stage)) = (&pass, &stage) else {
+                let (Some(pass), Some(stage)) = (&prepared.pass, &prepared.stage) else {
                     return Err(protocol_error("no pass is prepared"));
                 };
                 let mut state = None;
@@ -198,32 +240,26 @@ fn serve_communicator(
                 send(connection, &Answer::PassReplayed { replays_us, state })?;
             }
             Order::Prepare { point, collectives } => {
-                drop(prepared.take());
+                prepared.cell = None;
                 let (cell, replay_us) = Cell::prepare(&setup.device, communicator, &setup.buffers, point, collectives)
                     .map_err(|error| failed(log)(error))?;
-                prepared = Some(cell);
+                prepared.cell = Some(cell);
                 send(connection, &Answer::Prepared { replay_us, log: log.delta() })?;
             }
             Order::Replay { replays } => {
-                let cell = prepared.as_ref().ok_or_else(|| protocol_error("nothing is prepared"))?;
+                let cell = prepared.cell.as_ref().ok_or_else(|| protocol_error("nothing is prepared"))?;
                 let replays_us = cell
                     .replays(&setup.device, communicator, &setup.buffers, replays.clamp(1, 10_000))
                     .map_err(|error| failed(log)(error))?;
                 send(connection, &Answer::Replayed { replays_us })?;
             }
             Order::CloseCommunicator => {
-                forget(&mut pass, stage.as_ref());
+                prepared.forget_pass();
+                drop(ManuallyDrop::into_inner(prepared));
                 return Ok(());
             }
             other => return Err(protocol_error(format!("a communicator is open: {other:?}"))),
         }
-    }
-}
-
-/// Drops a pass with its graphs and plans.
-fn forget(pass: &mut Option<Pass>, stage: Option<&Stage>) {
-    if let (Some(pass), Some(stage)) = (pass.take(), stage) {
-        pass.forget(stage);
     }
 }
 

@@ -5,6 +5,7 @@
 //! reads from memory what a model's pass would.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use rand::RngExt;
 
@@ -37,7 +38,7 @@ impl From<CublasLtError> for StepError {
 
 /// What passes of a launch share.
 pub(super) struct Stage {
-    cublaslt: CublasLt,
+    cublaslt: Rc<CublasLt>,
     side: SideStream,
     workspace: DeviceBuffer,
     side_workspace: DeviceBuffer,
@@ -82,7 +83,7 @@ fn needs(steps: &[PassStep]) -> Needs {
 impl Stage {
     /// Allocates for these steps: everything that is free but a reserve, at most what the weights
     /// need. The random numbers are the same on every rank and in every launch.
-    pub(super) fn new(device: &Device, cublaslt: CublasLt, steps: &[PassStep]) -> Result<Self, StepError> {
+    pub(super) fn new(device: &Device, cublaslt: Rc<CublasLt>, steps: &[PassStep]) -> Result<Self, StepError> {
         let needs = needs(steps);
         let allocate = |bytes: usize| device.allocate(bytes.max(ALIGNMENT)).map_err(StepError::from);
         let workspace = allocate(WORKSPACE_BYTES)?;
@@ -117,7 +118,7 @@ impl Stage {
             .collect();
         for buffer in [&arena, &inputs, &source] {
             let length = (buffer.bytes() / 2).min(numbers.len());
-            buffer.write(0, &numbers[..length])?;
+            device.write(buffer, 0, &numbers[..length])?;
             device.repeat(buffer, length * 2)?;
         }
         device.synchronize()?;
@@ -161,6 +162,8 @@ pub(super) struct Pass {
     steps: Vec<PassStep>,
     stream: PassStream,
     products: BTreeMap<(u64, u64, u64), Product>,
+    /// The product that crowds, by its key in `products`.
+    crowd: (u64, u64, u64),
     graphs: BTreeMap<PassVariant, Graph>,
     reduced_bytes: usize,
 }
@@ -191,7 +194,7 @@ impl Pass {
             entry.insert(stage.cublaslt.plan(crowd.0, crowd.1, crowd.2)?);
         }
         let reduced_bytes = needs(&steps).reduced;
-        let mut pass = Self { steps, stream, products, graphs: BTreeMap::new(), reduced_bytes };
+        let mut pass = Self { steps, stream, products, crowd, graphs: BTreeMap::new(), reduced_bytes };
         pass.issue(device, communicator, stage, PassVariant::Full)?;
         device.synchronize()?;
         communicator.asynchronous_error()?;
@@ -267,11 +270,9 @@ impl Pass {
         variant: PassVariant,
     ) -> Result<(), StepError> {
         let mut offset = 0;
-        let mut widest = 64;
         for step in &self.steps {
             match *step {
                 PassStep::Product { rows, inputs, columns } => {
-                    widest = widest.max(inputs);
                     let bytes = ((inputs * columns * 2) as usize).next_multiple_of(ALIGNMENT);
                     if offset + bytes > stage.arena.bytes() {
                         offset = 0;
@@ -293,7 +294,7 @@ impl Pass {
                     PassVariant::Full => self.reduce(device, communicator, stage, elements)?,
                     PassVariant::Crowded => {
                         device.fork(&stage.side)?;
-                        if let Some(product) = self.products.get(&(CROWD.0, widest, CROWD.1)) {
+                        if let Some(product) = self.products.get(&self.crowd) {
                             stage.cublaslt.enqueue(
                                 product,
                                 stage.arena.pointer(),

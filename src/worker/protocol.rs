@@ -12,7 +12,7 @@ use crate::record::{GpuState, PassStep, PassStream, PassVariant, PointKey};
 
 /// Version of the protocol; it stands in the first frame and must match exactly, because parent and
 /// worker are the same executable.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// The hidden argument that makes the executable a worker.
 pub const WORKER_ARGUMENT: &str = "__worker";
@@ -42,10 +42,14 @@ pub enum Order {
     },
     /// Make a rendezvous id (first rank only).
     UniqueId,
-    /// Set the variables of a communicator and join it.
-    OpenCommunicator {
+    /// Set the variables of the next communicator. A step of its own, before the rendezvous id is
+    /// made: from then on NCCL has a thread that may read the environment.
+    SetVariables {
         /// Communicator-level variables; `None` takes the variable out of the environment.
         variables: BTreeMap<String, Option<String>>,
+    },
+    /// Join a communicator.
+    OpenCommunicator {
         /// Rendezvous id in hexadecimal.
         unique_id: String,
     },
@@ -91,6 +95,7 @@ impl Order {
     pub const fn step(&self) -> &'static str {
         match self {
             Self::Hello { .. } => "opening the GPU and NCCL",
+            Self::SetVariables { .. } => "setting variables",
             Self::UniqueId => "making a rendezvous id",
             Self::OpenCommunicator { .. } => "initialising the communicator",
             Self::Prepare { .. } => "running the first collective and capturing the graph",
@@ -118,6 +123,8 @@ pub enum Answer {
         /// GPU address, as CUDA says; the parent compares it with the one it meant.
         pci_bus_id: String,
     },
+    /// To `SetVariables`.
+    VariablesSet,
     /// To `UniqueId`.
     UniqueId {
         /// In hexadecimal.

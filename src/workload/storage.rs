@@ -181,6 +181,7 @@ impl Pattern {
         if FOREIGN.iter().any(|word| text.contains(word)) {
             return Self::default();
         }
+        let text = &without_classes(text);
         let mut words: Vec<&str> = text
             .split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
             .filter(|word| !word.is_empty())
@@ -202,6 +203,48 @@ impl Pattern {
         read.set = matrices_in(&words);
         read
     }
+}
+
+/// A pattern with each class of digits in it spelled out, as far as it names layers: `[3-5]` and
+/// `6[01]` become the numbers they match, with blanks between; one with a quantifier behind it
+/// (`[0-9]+`) matches any number, which is the same as naming none.
+fn without_classes(pattern: &str) -> String {
+    let mut plain = String::with_capacity(pattern.len());
+    let mut rest = pattern;
+    while let Some((before, opened)) = rest.split_once('[') {
+        let Some((class, behind)) = opened.split_once(']') else { break };
+        let digits = class_digits(class);
+        let leading = before.trim_end_matches(|letter: char| letter.is_ascii_digit());
+        let tens = &before[leading.len()..];
+        plain.push_str(leading);
+        // The blanks keep a number that stands right behind the class from growing together with it.
+        rest = if let Some(quantified) = behind.strip_prefix(['+', '*', '{', '?']) {
+            plain.push(' ');
+            quantified
+        } else {
+            for digit in digits {
+                plain.push_str(&format!(" {tens}{digit} "));
+            }
+            behind
+        };
+    }
+    plain.push_str(rest);
+    plain
+}
+
+/// The digits of a character class, in order: `0-2` and `012` are the same.
+fn class_digits(class: &str) -> Vec<char> {
+    let letters: Vec<char> = class.chars().take(32).collect();
+    let mut digits: Vec<char> = letters
+        .windows(3)
+        .filter(|window| window[1] == '-' && window[0].is_ascii_digit() && window[2].is_ascii_digit())
+        .flat_map(|window| window[0]..=window[2])
+        .chain(letters.iter().copied())
+        .filter(char::is_ascii_digit)
+        .collect();
+    digits.sort_unstable();
+    digits.dedup();
+    digits
 }
 
 /// The matrices that these words of a module path point at.
@@ -462,6 +505,18 @@ mod tests {
         assert_eq!(covered("model.layers.*.self_attn", 9), attention);
         assert_eq!(covered("re:.*layers\\.(0|1|2)\\.mlp.*", 2), ALL & !attention);
         assert_eq!(covered("re:.*layers\\.(0|1|2)\\.mlp.*", 3), 0);
+        // A class with a quantifier is any number, one without is the numbers it matches.
+        for layer in [0, 7, 9, 40] {
+            assert_eq!(covered("re:.*layers\\.[0-9]+\\.mlp.*", layer), ALL & !attention, "{layer}");
+        }
+        for (layer, inside) in [(2, false), (3, true), (5, true), (6, false), (9, false)] {
+            let expected = if inside { ALL & !attention } else { 0 };
+            assert_eq!(covered("re:.*layers\\.[3-5]\\.mlp.*", layer), expected, "{layer}");
+        }
+        for (layer, inside) in [(5, false), (6, false), (60, true), (61, true), (62, false)] {
+            let expected = if inside { ALL & !attention } else { 0 };
+            assert_eq!(covered("re:model\\.layers\\.6[01]\\.mlp.*", layer), expected, "{layer}");
+        }
         assert_eq!(covered("re:model.layers.6.*", 61), 0);
         assert_eq!((covered("model.layers.6*", 61), covered("model.layers.6*", 16)), (ALL, 0));
         let q_a = set_of(|_, name| name == "q_a_proj");

@@ -291,3 +291,44 @@ fn undecided_is_an_answer_unless_a_decision_is_required() {
     }
     assert!(undecided >= 3, "{undecided} of 20 undecided: the test shows too little");
 }
+
+/// One arm is for small messages, the other for large ones: each answers for its profile, the mix has
+/// one of them, and `--profile` decides which of the answers the files hold.
+#[test]
+fn a_profile_gets_the_answer_that_is_faster_for_it() {
+    const QUIET: &str = "launch_log_sd = 0.004\nslow_launch_probability = 0.0\nslow_launch_factor = 1.0\n\
+                         cell_log_sd = 0.002\nreplay_log_sd = 0.005\n";
+    let (small, large) = ([("NCCL_NTHREADS", "256")], [("NCCL_MIN_NCHANNELS", "16")]);
+    let machine = machine(QUIET, &[(&small, [0.7, 0.75, 1.0, 1.0, 1.0]), (&large, [1.0, 1.0, 0.75, 1.0, 1.0])])
+        + "[pass]\nweights_gb_per_s = 6000.0\narithmetic_tflop_per_s = 1000.0\nproduct_us = 1.0\ncrowding = 1.1\n";
+    let scene = Scene::new();
+    scene.write("machine.toml", &machine);
+    scene.write("space.toml", arms(&[("for-small", &small), ("for-large", &large)]));
+    let run = |out: &str, more: &str| -> Choice {
+        scene
+            .run(&format!(
+                "tune --backend simulated --machine machine.toml --space space.toml --model bench --engine none \
+                 --batch 1,64 --out {out} {more}"
+            ))
+            .ok();
+        scene.choice(out)
+    };
+    let balanced = run("balanced", "");
+    assert_eq!(balanced.verdict, VerdictKind::Adopt, "{}", balanced.reason);
+    let winner = balanced.winner.clone().unwrap();
+    let other = if winner == "for-small" { ("throughput", "for-large") } else { ("latency", "for-small") };
+    let profiles: Vec<&str> = balanced.answers.iter().map(|answer| answer.profile.as_str()).collect();
+    assert_eq!(profiles, ["balanced", other.0], "{winner}");
+
+    let own = run("own", &format!("--profile {}", other.0));
+    assert_eq!(own.winner.as_deref(), Some(other.1), "{}", own.reason);
+    assert_eq!(own.env, own.answers[1].env);
+    assert_eq!(own.answers, balanced.answers, "what is known does not depend on what was asked for");
+    assert!(own.reason.ends_with(&format!("the files hold {}, which is faster for {}", other.1, other.0)));
+    let line = if other.1 == "for-small" { "NCCL_NTHREADS=256" } else { "NCCL_MIN_NCHANNELS=16" };
+    assert!(scene.read("own/tuned.env").lines().any(|known| known == line));
+    assert!(!scene.read("balanced/tuned.env").lines().any(|known| known == line));
+    // A profile that has no answer of its own gets the balanced one.
+    let same = if other.0 == "latency" { "throughput" } else { "latency" };
+    assert_eq!(run("same", &format!("--profile {same}")).winner, Some(winner));
+}

@@ -270,10 +270,6 @@ fn the_adopted_arm_is_as_good_as_the_best_of_the_full_grid() {
     assert!(noise < 0.02, "{noise}: a grid this noisy would show nothing");
 }
 
-/// Runs whose choice.json was written by older rules, with the winner by those of today;
-/// results/recorded/README.md says why.
-const JUDGED_ANEW: [(&str, &str); 1] = [("h200x2-host-memory-bench", "MIN_NCHANNELS=16 THREAD_THRESHOLDS=-1-1-1+2")];
-
 #[test]
 fn every_recorded_run_can_be_read_and_replayed() {
     let folder = recorded("");
@@ -305,11 +301,7 @@ fn every_recorded_run_can_be_read_and_replayed() {
         let scene = Scene::new();
         let again = replay(&scene, &run, "X", "");
         assert_eq!(again.verdict, choice.verdict, "{name}: {}", again.reason);
-        let expected = JUDGED_ANEW.iter().find(|(run, _)| *run == name).map_or(choice.winner.clone(), |(_, winner)| {
-            assert_ne!(choice.winner.as_deref(), Some(*winner), "{name} needs no exception");
-            Some((*winner).to_owned())
-        });
-        assert_eq!(again.winner, expected, "{name}: {}", again.reason);
+        assert_eq!(again.winner, choice.winner, "{name}: {}", again.reason);
         let passes = |trials: &[Trial]| -> Vec<(String, Option<u64>, Option<f64>)> {
             trials.iter().map(|trial| (trial.arm.clone(), trial.tokens, trial.ratio)).collect()
         };

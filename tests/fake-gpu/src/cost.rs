@@ -8,6 +8,8 @@ use crate::choice::Choice;
 
 /// Bytes a nanosecond that a GPU's memory moves.
 const MEMORY_BANDWIDTH: f64 = 3000.0;
+/// Bytes a nanosecond between host and GPU.
+const HOST_BANDWIDTH: f64 = 25.0;
 /// What a kernel takes that does nothing.
 const KERNEL_NS: f64 = 1500.0;
 /// What issuing an operation costs where no graph replays it.
@@ -35,6 +37,11 @@ pub(crate) fn all_reduce_ns(choice: Choice, bytes: u64, ranks: u32, direct: bool
 /// A copy inside a GPU's memory.
 pub(crate) fn copy_ns(bytes: usize) -> f64 {
     KERNEL_NS + 2.0 * bytes as f64 / MEMORY_BANDWIDTH
+}
+
+/// A copy between host and GPU.
+pub(crate) fn host_copy_ns(bytes: usize) -> f64 {
+    KERNEL_NS + bytes as f64 / HOST_BANDWIDTH
 }
 
 /// A product of matrices that is limited by memory.

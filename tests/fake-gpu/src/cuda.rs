@@ -213,6 +213,21 @@ exports! {
         })
     }
 
+    /// From ordinary memory: what the host holds is taken at once, and arrives in the stream's order.
+    fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: *mut c_void) {
+        let mut engine = engine();
+        if from.is_null() || !engine.memory.holds(to, bytes) {
+            return Err(cuda::INVALID_VALUE);
+        }
+        if engine.capture_of(stream as usize)?.is_some() {
+            // A graph would read the host's memory again at every launch.
+            return Err(cuda::NOT_SUPPORTED);
+        }
+        // SAFETY: the caller hands over so many bytes of its own memory.
+        let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
+        engine.enqueue(stream as usize, Work::Write { to, bytes: bytes.into() })
+    }
+
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: *mut c_void) {
         let mut engine = engine();
         if !engine.memory.holds(to, bytes) || !engine.memory.holds(from, bytes) {

@@ -24,7 +24,16 @@ use crate::timeline::{Discord, Outcome, Packet, Step, play};
 #[derive(Debug, Clone)]
 pub(crate) enum Work {
     Busy(f64),
-    Copy { to: u64, from: u64, bytes: usize },
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: usize,
+    },
+    /// What the host held when it was enqueued.
+    Write {
+        to: u64,
+        bytes: Arc<[u8]>,
+    },
     Record(u64),
     Wait(u64),
     Reduce(Reduction),
@@ -167,6 +176,7 @@ struct Batch {
 #[derive(Debug, Clone)]
 enum Data {
     Copy { to: u64, from: u64, bytes: usize },
+    Write { to: u64, bytes: Arc<[u8]> },
     Reduce { reduction: Reduction, position: usize, chained: usize },
 }
 
@@ -494,6 +504,7 @@ impl Engine {
             packet.steps.push(match &op.work {
                 Work::Busy(ns) => Step::Busy { stream, ns: *ns },
                 Work::Copy { bytes, .. } => Step::Busy { stream, ns: cost::copy_ns(*bytes) },
+                Work::Write { bytes, .. } => Step::Busy { stream, ns: cost::host_copy_ns(bytes.len()) },
                 Work::Record(mark) => {
                     let number = marks.len() as u32;
                     marks.push(*mark);
@@ -525,7 +536,7 @@ impl Engine {
             .iter()
             .filter_map(|data| match data {
                 Data::Reduce { position, chained, .. } => Some([*position as u64, *chained as u64]),
-                Data::Copy { .. } => None,
+                Data::Copy { .. } | Data::Write { .. } => None,
             })
             .flatten()
             .collect();
@@ -612,11 +623,16 @@ impl Engine {
 
     /// Copies what comes before the next sum.
     fn copy_up_to_a_sum(&mut self, batch: &mut Batch) -> Result<(), i32> {
-        while let Some(Data::Copy { to, from, bytes }) = batch.data.front() {
-            if !self.memory.copy(*to, *from, *bytes) {
-                return Err(cuda::ILLEGAL_ADDRESS);
+        while let Some(data) = batch.data.pop_front_if(|data| !matches!(data, Data::Reduce { .. })) {
+            match data {
+                Data::Copy { to, from, bytes } if self.memory.copy(to, from, bytes) => {}
+                Data::Write { to, bytes } if self.memory.holds(to, bytes.len()) => {
+                    if let Some(target) = self.memory.bytes_mut(to, bytes.len()) {
+                        target.copy_from_slice(&bytes);
+                    }
+                }
+                _ => return Err(cuda::ILLEGAL_ADDRESS),
             }
-            batch.data.pop_front();
         }
         Ok(())
     }
@@ -696,6 +712,10 @@ fn live_data(ops: &[Op]) -> VecDeque<Data> {
                 read(&mut doomed, *from, *bytes);
                 data.push_front(Data::Copy { to: *to, from: *from, bytes: *bytes });
             }
+            Work::Write { to, bytes } if !is_doomed(&doomed, *to, bytes.len()) => {
+                doomed.push((*to, to + bytes.len() as u64));
+                data.push_front(Data::Write { to: *to, bytes: bytes.clone() });
+            }
             Work::Reduce(reduction) => {
                 position -= 1;
                 if is_doomed(&doomed, reduction.receive, reduction.bytes) {
@@ -742,6 +762,7 @@ mod tests {
             .iter()
             .map(|data| match data {
                 Data::Copy { to, from, bytes } => format!("copy {from}->{to} {bytes}"),
+                Data::Write { to, bytes } => format!("write {to} {}", bytes.len()),
                 Data::Reduce { reduction, position, chained } => {
                     format!("sum {} {} from {position} x{chained}", reduction.receive, reduction.bytes)
                 }
@@ -759,6 +780,13 @@ mod tests {
         // What is copied away first is needed.
         let kept = [sum(100, 64), copy(500, 100, 64), copy(100, 0, 64)];
         assert_eq!(shown(&kept), ["sum 100 64 from 0 x1", "copy 100->500 64", "copy 0->100 64"]);
+        // What comes from the host dooms what it overwrites, and is doomed likewise.
+        let write =
+            |to, bytes: usize| Op { stream: 0, serial: 0, work: Work::Write { to, bytes: vec![0; bytes].into() } };
+        assert_eq!(
+            shown(&[sum(100, 64), write(100, 64), write(500, 8), copy(500, 0, 8)]),
+            ["write 100 64", "copy 0->500 8"]
+        );
         // Other lengths are other sums.
         assert_eq!(shown(&[sum(100, 64), sum(100, 32)]), ["sum 100 64 from 0 x1", "sum 100 32 from 1 x1"]);
     }
