@@ -10,11 +10,13 @@ use rand::seq::SliceRandom;
 use crate::backend::{Backend, BackendError, CommunicatorPlan, LaunchPlan, PassPlan};
 use crate::clock::Clock;
 use crate::error_kind::{Classified, ErrorKind};
-use crate::evidence::Evidence;
+use crate::evidence::{Evidence, Failure};
 use crate::journal::{Journal, JournalError};
-use crate::knob::{self, Way};
+use crate::knob::{self, Risk, Way};
 use crate::machine::NcclVersion;
-use crate::record::{Arm, ArmId, BlockLaunch, Event, JournalLine, Phase, PointKey};
+use crate::quarantine::quarantined;
+use crate::record::{Arm, ArmId, BlockLaunch, Event, JournalLine, Outcome, OutcomeKind, Phase, PointKey};
+use crate::repair;
 use crate::search::{SearchContext, Strategy, Want};
 use crate::seed::Seed;
 use crate::workload::pass_steps;
@@ -100,6 +102,8 @@ pub struct Campaign<'a> {
     pub seed: Seed,
     /// Version that decides which variables a living worker can change.
     pub nccl_version: NcclVersion,
+    /// Variables that hold in every arm.
+    pub pinned: &'a BTreeMap<String, String>,
     /// Whether the user asked for an orderly stop.
     pub interrupted: &'a dyn Fn() -> bool,
     /// Who listens.
@@ -198,14 +202,34 @@ impl Campaign<'_> {
             if (self.interrupted)() {
                 return Ok(());
             }
+            let known = evidence.failures().len();
             self.run_launch(&plan, backend, journal, clock, evidence)?;
+            let mut more: Vec<LaunchPlan> = Vec::new();
+            if evidence.failures().len() > known {
+                self.condemn(block, plan.launch, journal, clock, evidence)?;
+                if quarantined(evidence).contains(&self.context.default) {
+                    // Nothing can be compared with a default that does not run: the machine is at fault.
+                    break;
+                }
+                let again = if self.repair(known, journal, clock, evidence)? {
+                    plan.communicators.iter().map(|communicator| communicator.arm.id.clone()).collect()
+                } else {
+                    self.to_be_confirmed(known, evidence)
+                };
+                more.extend(self.replan(&plan, &again, next_launch));
+                let out = quarantined(evidence);
+                plans.retain_mut(|plan| {
+                    plan.communicators.retain(|communicator| !out.contains(&communicator.arm.id));
+                    !plan.communicators.is_empty()
+                });
+            }
             // A launch that broke leaves arms that nobody tried: they get a fresh one.
-            if let Some(rest) = self.remainder(&plan, evidence, next_launch)
-                && extra < EXTRA_LAUNCHES
-                && !(self.interrupted)()
-            {
-                extra += 1;
-                plans.push(rest);
+            more.extend(self.remainder(&plan, evidence, next_launch));
+            for plan in more {
+                if extra < EXTRA_LAUNCHES && !(self.interrupted)() {
+                    extra += 1;
+                    plans.push(plan);
+                }
             }
         }
         if (self.interrupted)() {
@@ -226,6 +250,111 @@ impl Campaign<'_> {
         Ok(())
     }
 
+    /// Tries what the field knows to help with a failure since `known`; says whether there was anything.
+    fn repair(
+        &mut self,
+        known: usize,
+        journal: &mut Journal,
+        clock: &Clock,
+        evidence: &mut Evidence,
+    ) -> Result<bool, CampaignError> {
+        let proposed = evidence.failures()[known..].iter().find_map(|failure| {
+            let arm = self.context.arms.iter().find(|arm| arm.id == failure.arm)?;
+            let outcome = Outcome { kind: failure.kind, detail: failure.detail.clone() };
+            let fixed = |name: &str| {
+                self.pinned.contains_key(name) || evidence.repairs().iter().any(|(variable, _, _)| variable == name)
+            };
+            repair::propose(arm, &outcome, self.nccl_version, fixed)
+        });
+        let Some(repair) = proposed else { return Ok(false) };
+        let event = Event::RepairTried {
+            variable: repair.variable.to_owned(),
+            value: repair.value.to_owned(),
+            evidence: repair.evidence,
+        };
+        self.journal(journal, clock, evidence, event)?;
+        Ok(true)
+    }
+
+    /// Arms whose first hang or crash since `known` needs a second look at once, in fresh processes: the
+    /// default, whose second failure ends the campaign, and arms that choose how GPUs reach each other,
+    /// whose second hang condemns every arm that needs the same path.
+    fn to_be_confirmed(&self, known: usize, evidence: &Evidence) -> Vec<ArmId> {
+        let out = quarantined(evidence);
+        evidence.failures()[known..]
+            .iter()
+            .filter(|failure| matches!(failure.kind, OutcomeKind::TimedOut | OutcomeKind::Crashed))
+            .filter(|failure| !out.contains(&failure.arm))
+            .filter(|failure| {
+                failure.arm == self.context.default
+                    || failure.kind == OutcomeKind::TimedOut && !self.path(&failure.arm).is_empty()
+            })
+            .map(|failure| failure.arm.clone())
+            .collect()
+    }
+
+    /// Leaves out what needs a path that hung twice.
+    fn condemn(
+        &mut self,
+        block: u32,
+        launch: u32,
+        journal: &mut Journal,
+        clock: &Clock,
+        evidence: &mut Evidence,
+    ) -> Result<(), CampaignError> {
+        let hangs = |arm: &&ArmId| {
+            let hung = |failure: &&Failure| failure.arm == **arm && failure.kind == OutcomeKind::TimedOut;
+            evidence.failures_that_count().iter().filter(hung).count() >= 2
+        };
+        let hung: Vec<ArmId> = self.context.arms.iter().map(|arm| &arm.id).filter(hangs).cloned().collect();
+        for culprit in hung {
+            let path = self.path(&culprit);
+            if path.is_empty() {
+                continue;
+            }
+            let out = quarantined(evidence);
+            let condemned: Vec<ArmId> = self
+                .context
+                .arms
+                .iter()
+                .filter(|arm| {
+                    !out.contains(&arm.id) && path.iter().all(|(name, value)| arm.env.get(*name) == Some(*value))
+                })
+                .map(|arm| arm.id.clone())
+                .collect();
+            let settings = path.iter().map(|(name, value)| format!("{name}={value}")).join(" ");
+            for arm in condemned {
+                let detail = format!("it needs the path of {settings}, on which arm {culprit} hung twice");
+                let outcome = Outcome { kind: OutcomeKind::Rejected, detail };
+                let event = Event::CellFailed { arm, point: None, block, launch, outcome, duration_s: 0.0 };
+                self.journal(journal, clock, evidence, event)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The variables of an arm that decide how GPUs reach each other.
+    fn path(&self, arm: &ArmId) -> Vec<(&String, &String)> {
+        let arm = self.context.arms.iter().find(|known| known.id == *arm);
+        arm.map_or_else(Vec::new, |arm| arm.env.iter().filter(|(name, _)| knob::changes_transport(name)).collect())
+    }
+
+    /// Some arms of a launch, in a launch of their own.
+    fn replan(&self, plan: &LaunchPlan, arms: &[ArmId], next_launch: &mut u32) -> Option<LaunchPlan> {
+        let members: Vec<&Arm> = plan
+            .communicators
+            .iter()
+            .map(|communicator| &communicator.arm)
+            .filter(|arm| arms.contains(&arm.id))
+            .collect();
+        if members.is_empty() {
+            return None;
+        }
+        let launch = *next_launch;
+        *next_launch += 1;
+        Some(self.plan_launch(launch, plan.block, plan.phase, plan.environment.clone(), &members))
+    }
+
     fn run_launch(
         &mut self,
         plan: &LaunchPlan,
@@ -236,7 +365,11 @@ impl Campaign<'_> {
     ) -> Result<(), CampaignError> {
         let mut failure = None;
         let launch_start_s = clock.elapsed_s();
-        let ran = backend.run(plan, &mut |event| {
+        let mut plan = plan.clone();
+        for (variable, value, _) in evidence.repairs() {
+            plan.environment.entry(variable.clone()).or_insert_with(|| value.clone());
+        }
+        let ran = backend.run(&plan, &mut |event| {
             match &event {
                 Event::CellMeasured(cell) => clock.advance_s(cell.duration_s),
                 Event::PassMeasured(pass) => clock.advance_s(pass.duration_s),
@@ -300,6 +433,8 @@ impl Campaign<'_> {
         if mirrored {
             groups.reverse();
         }
+        // What may hang a GPU comes last: if it does, the rest of the block is measured already.
+        groups.sort_by_key(|(_, members)| members.iter().any(|arm| may_hang(arm)));
         groups
             .into_iter()
             .map(|(environment, mut members)| {
@@ -394,17 +529,19 @@ impl Campaign<'_> {
                 .any(|pass| evidence.passes(arm, pass.case.key()).iter().any(|value| value.block == block));
             missing.contains(&communicator.arm.id) && !measured_some
         };
-        let members: Vec<&Arm> =
-            plan.communicators.iter().filter(untried).map(|communicator| &communicator.arm).collect();
-        if members.is_empty() || members.len() == plan.communicators.len() {
-            // Nothing is left, or nothing at all was tried: a launch that fails before its first
-            // communicator would fail again.
+        let members: Vec<ArmId> =
+            plan.communicators.iter().filter(untried).map(|communicator| communicator.arm.id.clone()).collect();
+        if members.len() == plan.communicators.len() {
+            // Nothing at all was tried: a launch that fails before its first communicator would fail again.
             return None;
         }
-        let launch = *next_launch;
-        *next_launch += 1;
-        Some(self.plan_launch(launch, plan.block, plan.phase, plan.environment.clone(), &members))
+        self.replan(plan, &members, next_launch)
     }
+}
+
+/// Whether an arm sets something that is known to hang machines.
+fn may_hang(arm: &Arm) -> bool {
+    arm.env.iter().any(|(name, value)| knob::find(name).is_some_and(|knob| knob.risk_of(value) == Risk::HangProne))
 }
 
 #[cfg(test)]
@@ -525,6 +662,7 @@ mod tests {
                 search_blocks: 3,
                 finalists: 3,
                 final_launches: Some(6),
+                max_extra_memory_mib: None,
                 cell_time_ms: 1.0,
             },
             most_trial_launches: None,
@@ -550,6 +688,7 @@ mod tests {
             context,
             seed: Seed(1),
             nccl_version: NcclVersion::v2(28, 9),
+            pinned: &BTreeMap::new(),
             interrupted: &|| false,
             listener: &mut |_| {},
         }
@@ -640,6 +779,7 @@ mod tests {
             context: &context,
             seed: Seed(1),
             nccl_version: NcclVersion::v2(28, 9),
+            pinned: &BTreeMap::new(),
             interrupted: &|| false,
             listener: &mut |_| {},
         }

@@ -82,6 +82,12 @@ pub fn wall_time() -> SystemTime {
     SystemTime::now()
 }
 
+/// Microseconds of the wall clock since 1970, for telling which of several processes of this machine
+/// noticed something first.
+pub fn wall_time_us() -> u64 {
+    wall_time().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

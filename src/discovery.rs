@@ -9,7 +9,7 @@ use crate::clock::Deadline;
 use crate::error_kind::{Classified, ErrorKind};
 use crate::machine::{Gpu, LibrarySource, Machine, NcclLibrary};
 use crate::probe::{PROBE_ARGUMENT, ProbeReport, Question};
-use crate::process::{ChildEvent, ChildSpec, Supervisor, SupervisorError};
+use crate::process::{ChildEvent, ChildSpec, Group, Supervisor, SupervisorError};
 
 /// How long the driver may take to say what is there. A cold driver without persistence needs
 /// several seconds per GPU.
@@ -150,6 +150,8 @@ pub fn ask(
         Question::Machine => (MACHINE_WAIT, "listing the GPUs"),
         Question::Nccl(_) => (NCCL_WAIT, "loading NCCL"),
         Question::Answers(_) => (ANSWER_WAIT, "copying a page on every GPU"),
+        // It answers when it is told to end.
+        Question::Keep(_) => (ANSWER_WAIT, "keeping the driver loaded"),
     };
     let arguments = std::iter::once(PROBE_ARGUMENT.to_owned()).chain(question.arguments()).collect();
     let mut group = supervisor.start_group(vec![ChildSpec { arguments, environment: environment.clone() }])?;
@@ -354,16 +356,36 @@ pub fn cublaslt_path(nccl: &NcclLibrary, candidates: &NcclCandidates, cuda_drive
     format!("libcublasLt.so.{major}")
 }
 
-/// Whether these GPUs still answer, asked after something went wrong on them.
+/// Whether these GPUs still answer, asked after something went wrong on them. Returns all GPUs as NVML
+/// saw them just before, for the memory that is free.
 pub fn gpus_answer(
     supervisor: &Supervisor,
     devices: &[u32],
     environment: &BTreeMap<String, String>,
-) -> Result<(), DiscoveryError> {
+) -> Result<Vec<Gpu>, DiscoveryError> {
     let report = ask(supervisor, &Question::Answers(devices.to_vec()), environment)?;
     match report.cuda_error {
-        None => Ok(()),
+        None => Ok(report.gpus),
         Some(error) => Err(DiscoveryError::DriverUnusable(error)),
+    }
+}
+
+/// A child with an idle context on each of these GPUs, and the GPUs as NVML sees them with these
+/// contexts open. The child ends when the group is dropped, or with this process.
+pub fn keep_contexts(
+    supervisor: &Supervisor,
+    devices: &[u32],
+    environment: &BTreeMap<String, String>,
+) -> Option<(Group, Vec<Gpu>)> {
+    let arguments =
+        std::iter::once(PROBE_ARGUMENT.to_owned()).chain(Question::Keep(devices.to_vec()).arguments()).collect();
+    let mut group = supervisor.start_group(vec![ChildSpec { arguments, environment: environment.clone() }]).ok()?;
+    match group.receive(Deadline::after(ANSWER_WAIT))? {
+        ChildEvent::Frame { line, .. } => {
+            let report: ProbeReport = serde_json::from_str(&line).ok()?;
+            Some((group, report.gpus))
+        }
+        _ => None,
     }
 }
 
@@ -424,6 +446,7 @@ mod tests {
             pcie_generation: Some([5, 5]),
             pcie_width: Some([16, 16]),
             nvlinks: None,
+            persistence: None,
             utilization_percent: Some(0),
             process_ids: Vec::new(),
         }

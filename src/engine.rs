@@ -151,6 +151,18 @@ const SGLANG_VARIABLES: &[EngineVariable] = &[
 ];
 
 impl Engine {
+    /// NCCL communicators over all ranks of a tensor-parallel group that a server has open while it
+    /// serves. SGLang's captured graphs use one (pynccl), its eager passes another (torch.distributed);
+    /// vLLM uses pynccl for both. Source: sgl-project/sglang, python/sglang/srt/distributed/
+    /// parallel_state.py and vllm-project/vllm, vllm/distributed/device_communicators/, read in
+    /// snapshots, not run.
+    pub const fn communicators(self) -> u32 {
+        match self {
+            Self::Sglang => 2,
+            Self::Vllm | Self::Torch | Self::None => 1,
+        }
+    }
+
     /// All engines, in the order in which help texts name them.
     pub const ALL: [Self; 4] = [Self::Sglang, Self::Vllm, Self::Torch, Self::None];
 

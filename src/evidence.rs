@@ -70,6 +70,11 @@ pub struct Evidence {
     phases: BTreeMap<u32, Phase>,
     cells: BTreeMap<(Phase, ArmId, PointKey), Vec<LaunchValue>>,
     failures: Vec<Failure>,
+    /// Failures before the last repair, which are not held against anybody.
+    forgiven: usize,
+    repairs: Vec<(String, String, String)>,
+    /// Per arm: device bytes per rank and shared bytes, of each launch that held nothing else.
+    memory: BTreeMap<ArmId, Vec<(u64, u64)>>,
     passes: BTreeMap<(ArmId, PassKey), Vec<PassValue>>,
     voided: BTreeMap<u32, String>,
     trial: Option<(Vec<ArmId>, String)>,
@@ -122,6 +127,17 @@ impl Evidence {
                 self.launches += 1;
                 self.duration_s += duration_s;
                 self.set_lines.insert(*launch, set_by_environment.clone());
+            }
+            Event::MemoryMeasured { arm, block, device_bytes_per_rank, shared_bytes, .. } => {
+                // Launches of the search hold several communicators, the first of which loads NCCL's
+                // kernels for all.
+                if self.phases.get(block) == Some(&Phase::Final) {
+                    self.memory.entry(arm.clone()).or_default().push((*device_bytes_per_rank, *shared_bytes));
+                }
+            }
+            Event::RepairTried { variable, value, evidence } => {
+                self.forgiven = self.failures.len();
+                self.repairs.push((variable.clone(), value.clone(), evidence.clone()));
             }
             Event::BlockEnded { block } => self.ended_blocks.push(*block),
             Event::FinalistsChosen { arms, launches, reason } => {
@@ -334,6 +350,26 @@ impl Evidence {
     pub fn benchmark_failures_of(&self, arm: &ArmId) -> Vec<&Failure> {
         let in_trial = |failure: &&Failure| self.phases.get(&failure.block) == Some(&Phase::Trial);
         self.failures.iter().filter(|failure| failure.arm == *arm && !in_trial(failure)).collect()
+    }
+
+    /// Failures that count: those after the last repair.
+    pub fn failures_that_count(&self) -> &[Failure] {
+        &self.failures[self.forgiven.min(self.failures.len())..]
+    }
+
+    /// Repairs in force: variable, value, and the line that told.
+    pub fn repairs(&self) -> &[(String, String, String)] {
+        &self.repairs
+    }
+
+    /// What an arm's communicator takes, over its launches in the final: median device bytes per rank
+    /// and median shared bytes.
+    pub fn memory(&self, arm: &ArmId) -> Option<(f64, f64)> {
+        let seen = self.memory.get(arm)?;
+        let median = |pick: &dyn Fn(&(u64, u64)) -> u64| {
+            stats::median(&seen.iter().map(|taken| pick(taken) as f64).collect::<Vec<f64>>())
+        };
+        Some((median(&|taken| taken.0)?, median(&|taken| taken.1)?))
     }
 
     /// All failures.

@@ -31,6 +31,7 @@ pub mod journal;
 pub mod probe;
 pub mod process;
 pub mod quarantine;
+pub mod repair;
 pub mod worker;
 // between tools and work
 pub mod discovery;

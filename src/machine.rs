@@ -56,6 +56,9 @@ pub struct Gpu {
     pub pcie_width: Option<[u32; 2]>,
     /// Active NVLink links.
     pub nvlinks: Option<u32>,
+    /// Whether the driver keeps the GPU initialised while nobody uses it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub persistence: Option<bool>,
     /// Share of time the GPU was busy lately, in per cent.
     pub utilization_percent: Option<u32>,
     /// Other processes with a compute context, by pid.

@@ -14,7 +14,7 @@ const FAILURES: u32 = 2;
 /// Arms that must not be measured again.
 pub fn quarantined(evidence: &Evidence) -> BTreeSet<ArmId> {
     let mut counts: BTreeMap<&ArmId, u32> = BTreeMap::new();
-    for failure in evidence.failures() {
+    for failure in evidence.failures_that_count() {
         *counts.entry(&failure.arm).or_default() += match failure.kind {
             OutcomeKind::WrongResult
             | OutcomeKind::Rejected

@@ -1,5 +1,6 @@
 //! NCCL on this machine's GPUs: one worker process per GPU, fresh ones for every launch.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use itertools::Itertools;
 use super::simulated::round_us;
 use super::{Backend, BackendError, CommunicatorPlan, LaunchPlan, PassPlan, Sink, collectives_per_graph};
 use crate::clock::{Clock, Deadline};
-use crate::discovery::gpus_answer;
+use crate::discovery::{gpus_answer, keep_contexts};
 use crate::knob::{self, Proof, Way};
 use crate::machine::{Gpu, NcclLibrary, NcclVersion};
 use crate::nccl_log::{self, NcclLog, Symptom};
@@ -21,25 +22,27 @@ use crate::record::{
     Arm, CellMeasurement, Effective, Event, Flag, GpuState, Outcome, OutcomeKind, PassMeasurement, PassVariant,
     PointKey, SetLine,
 };
-use crate::worker::protocol::{Answer, FailureKind, Order, PROTOCOL, WORKER_ARGUMENT};
+use crate::worker::protocol::{Answer, FailureKind, Order, PROTOCOL, WORKER_ARGUMENT, WorkPhase};
 
-/// How long each step may take before the launch is given up. A context on a cold machine with many
-/// GPUs takes seconds each; the first use of an algorithm connects every channel.
-const OPEN_WAIT: Duration = Duration::from_secs(90);
-const JOIN_WAIT: Duration = Duration::from_secs(90);
-const PREPARE_WAIT: Duration = Duration::from_secs(60);
-const REPLAY_WAIT: Duration = Duration::from_secs(20);
-const CLOSE_WAIT: Duration = Duration::from_secs(30);
+/// Wait for an order that does no work worth a phase.
+const PLAIN_WAIT: Duration = Duration::from_secs(10);
 /// Between a polite end, SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
 /// How often a wait looks whether the user asked for a stop.
 const SLICE: Duration = Duration::from_millis(200);
 /// After one rank failed, how long the others may take to say why, too.
 const ECHO: Duration = Duration::from_millis(300);
+/// Bytes that are copied, reduced and compared in a second at the very least.
+const SLOWEST_BYTES_PER_S: f64 = 50e6;
+/// How long the driver may take to give back the memory of processes that were killed, how often it is
+/// asked, and how much may be missing: other programs come and go.
+const MEMORY_WAIT: Duration = Duration::from_secs(15);
+const MEMORY_PAUSE: Duration = Duration::from_millis(500);
+const MEMORY_SLACK_MIB: u64 = 512;
 /// Timed replays of a cell: enough for a median, few enough for a guard point of a hundred megabytes.
 const REPLAYS: (f64, f64) = (8.0, 200.0);
-/// Planning, first run and capture of a pass of hundreds of products and collectives.
-const PASS_WAIT: Duration = Duration::from_secs(120);
+/// What a pass of hundreds of products and collectives may take beside a phase's own limit.
+const PASS_EXPECTED: Duration = Duration::from_secs(20);
 /// Milliseconds of timed passes per case, and how many at least and at most.
 const PASS_TIME_MS: f64 = 400.0;
 const PASS_RUNS: (f64, f64) = (5.0, 60.0);
@@ -61,11 +64,80 @@ pub struct NcclSetup {
     pub cublaslt: String,
     /// Where captured logs of failed launches go.
     pub logs: PathBuf,
+    /// The longest any phase of a step may take; the tool's own limits where there is none.
+    pub phase_limit: Option<Duration>,
 }
 
 /// The backend on GPUs.
 pub struct NcclBackend {
     setup: NcclSetup,
+    budgets: RefCell<Budgets>,
+    /// Keeps contexts open, so that the driver is not loaded anew for every launch.
+    _keeper: Option<Group>,
+    /// The GPUs when no launch uses them.
+    idle: Vec<Gpu>,
+}
+
+/// How long each phase of a worker's step may take before the launch is given up.
+///
+/// At first that is long: a context on a cold machine with many GPUs takes seconds each, and the first
+/// use of an algorithm connects every channel. What a phase took at its longest is remembered, and ten
+/// times as much is enough afterwards, so that a hang costs seconds and not minutes.
+struct Budgets {
+    longest: BTreeMap<WorkPhase, Duration>,
+    limit: Option<Duration>,
+}
+
+impl Budgets {
+    /// Fewest and most seconds for a phase.
+    const fn bounds_s(phase: WorkPhase) -> (u64, u64) {
+        match phase {
+            WorkPhase::Context => (10, 90),
+            WorkPhase::Init => (5, 90),
+            WorkPhase::Connect => (5, 60),
+            WorkPhase::Capture | WorkPhase::Destroy => (5, 30),
+            WorkPhase::Check | WorkPhase::Replay => (4, 20),
+            WorkPhase::Plan => (15, 120),
+        }
+    }
+
+    /// The wait for a phase; `expected` is what its size alone asks for.
+    fn wait(&self, phase: WorkPhase, expected: Duration) -> Duration {
+        let (fewest, most) = Self::bounds_s(phase);
+        let (fewest, most) = (Duration::from_secs(fewest), Duration::from_secs(most));
+        let known = self.longest.get(&phase).map_or(most, |longest| *longest * 10 + Duration::from_secs(1));
+        let wait = known.clamp(fewest, most) + expected;
+        self.limit.map_or(wait, |limit| wait.min(limit))
+    }
+
+    fn learn(&mut self, phase: WorkPhase, took: Duration) {
+        let longest = self.longest.entry(phase).or_default();
+        *longest = took.max(*longest);
+    }
+}
+
+/// A rank that is waited for.
+struct Waiting {
+    phase: Option<WorkPhase>,
+    since: Clock,
+    wait: Duration,
+    deadline: Deadline,
+}
+
+impl Waiting {
+    fn new(phase: Option<WorkPhase>, wait: Duration) -> Self {
+        Self { phase, since: Clock::real(), wait, deadline: Deadline::after(wait) }
+    }
+}
+
+/// What went wrong on one rank.
+enum Trouble {
+    /// It said so.
+    Said { at_us: u64, failure: FailureKind, detail: String, log: String },
+    /// It ended.
+    Ended(Exit),
+    /// It sent what is no answer.
+    Nonsense(String),
 }
 
 /// Why a step did not come to its end.
@@ -76,9 +148,47 @@ struct Broken {
 }
 
 impl NcclBackend {
-    /// A backend; nothing is started before the first launch.
-    pub const fn new(setup: NcclSetup) -> Self {
-        Self { setup }
+    /// A backend. Where the driver would be unloaded between launches, a child keeps it loaded from
+    /// here on; nothing else is started before the first launch.
+    pub fn new(setup: NcclSetup) -> Self {
+        let budgets = RefCell::new(Budgets { longest: BTreeMap::new(), limit: setup.phase_limit });
+        let sleepy = setup.gpus.iter().any(|gpu| gpu.persistence == Some(false));
+        let devices: Vec<u32> = setup.gpus.iter().map(|gpu| gpu.index).collect();
+        // Launches are slower without it, nothing else.
+        let kept = sleepy.then(|| keep_contexts(&setup.supervisor, &devices, &setup.environment)).flatten();
+        let (keeper, idle) = kept.map_or_else(|| (None, setup.gpus.clone()), |(group, gpus)| (Some(group), gpus));
+        Self { setup, budgets, _keeper: keeper, idle }
+    }
+
+    /// Proves that each GPU answers and that the memory of a launch that was ended by force is back.
+    fn prove_gpus(&self) -> Result<(), BackendError> {
+        let devices: Vec<u32> = self.setup.gpus.iter().map(|gpu| gpu.index).collect();
+        let deadline = Deadline::after(MEMORY_WAIT);
+        loop {
+            let seen = gpus_answer(&self.setup.supervisor, &devices, &self.setup.environment)
+                .map_err(|error| BackendError::GpuUnusable(error.to_string()))?;
+            let used = |gpu: &&Gpu| self.setup.gpus.iter().any(|known| known.pci_bus_id == gpu.pci_bus_id);
+            let held = self.idle.iter().filter(used).find_map(|gpu| {
+                let now = seen.iter().find(|known| known.pci_bus_id == gpu.pci_bus_id)?;
+                let missing_mib = gpu.memory_free_mib?.saturating_sub(now.memory_free_mib?);
+                (missing_mib > MEMORY_SLACK_MIB).then(|| {
+                    let holders = match now.process_ids.as_slice() {
+                        [] => "no process shows as its owner".to_owned(),
+                        ids => format!("processes on it: {}", ids.iter().join(", ")),
+                    };
+                    format!(
+                        "GPU {} still holds {missing_mib} MiB more than before, {} s after its workers were ended; {holders}",
+                        gpu.index,
+                        MEMORY_WAIT.as_secs()
+                    )
+                })
+            });
+            match held {
+                None => return Ok(()),
+                Some(held) if deadline.is_over() => return Err(BackendError::GpuUnusable(held)),
+                Some(_) => std::thread::sleep(MEMORY_PAUSE),
+            }
+        }
     }
 
     fn version(&self) -> NcclVersion {
@@ -104,12 +214,7 @@ impl Backend for NcclBackend {
             set_by_environment,
             outcome: broken.map(|broken| broken.outcome),
         });
-        if suspect {
-            let devices: Vec<u32> = self.setup.gpus.iter().map(|gpu| gpu.index).collect();
-            gpus_answer(&self.setup.supervisor, &devices, &self.setup.environment)
-                .map_err(|error| BackendError::GpuUnusable(error.to_string()))?;
-        }
-        Ok(())
+        if suspect { self.prove_gpus() } else { Ok(()) }
     }
 
     fn expected_s(&self, plan: &LaunchPlan) -> f64 {
@@ -197,7 +302,7 @@ impl<'a> Launch<'a> {
                 }
             }
         }
-        self.step(|_| Order::Finish, CLOSE_WAIT).map(|_| ())
+        self.step(|_| Order::Finish, Duration::ZERO).map(|_| ())
     }
 
     fn failed(&self, arm: &Arm, point: Option<PointKey>, broken: &Broken, duration_s: f64) -> Event {
@@ -233,7 +338,7 @@ impl<'a> Launch<'a> {
             largest_bytes,
         };
         let orders: Vec<Order> = (0..self.ranks).map(hello).collect();
-        let answers = self.step(|rank| orders[rank].clone(), OPEN_WAIT)?;
+        let answers = self.step(|rank| orders[rank].clone(), seconds(largest_bytes as f64 / SLOWEST_BYTES_PER_S))?;
         for (rank, answer) in answers.into_iter().enumerate() {
             let Answer::Ready { nccl_version, pci_bus_id, .. } = answer else {
                 return Err(unexpected(rank, &answer));
@@ -260,14 +365,14 @@ impl<'a> Launch<'a> {
         sink: Sink<'_>,
     ) -> Result<bool, Broken> {
         let set = Order::SetVariables { variables: communicator.variables.clone() };
-        for (rank, answer) in self.step(|_| set.clone(), CLOSE_WAIT)?.into_iter().enumerate() {
+        for (rank, answer) in self.step(|_| set.clone(), Duration::ZERO)?.into_iter().enumerate() {
             let Answer::VariablesSet = answer else { return Err(unexpected(rank, &answer)) };
         }
         let unique_id = self.unique_id()?;
         // What this communicator logs, beside what the launch has logged so far.
         let mut own = NcclLog::default();
         let open = Order::OpenCommunicator { unique_id };
-        let answers = self.step(|_| open.clone(), JOIN_WAIT)?;
+        let answers = self.step(|_| open.clone(), Duration::ZERO)?;
         for (rank, answer) in answers.into_iter().enumerate() {
             let Answer::Opened { log } = answer else { return Err(unexpected(rank, &answer)) };
             self.note_log(rank, &log, &mut own);
@@ -303,13 +408,12 @@ impl<'a> Launch<'a> {
                 return Ok(false);
             }
         }
-        self.step(|_| Order::CloseCommunicator, CLOSE_WAIT)?;
-        Ok(true)
+        self.close_communicator(&communicator.arm, sink)
     }
 
     fn unique_id(&mut self) -> Result<String, Broken> {
         self.send(0, &Order::UniqueId);
-        match self.collect(&[0], Order::UniqueId.step(), CLOSE_WAIT)?.pop() {
+        match self.collect(&[0], Order::UniqueId.step(), Duration::ZERO)?.pop() {
             Some(Answer::UniqueId { unique_id }) => Ok(unique_id),
             Some(other) => Err(unexpected(0, &other)),
             None => Err(interrupted()),
@@ -320,7 +424,8 @@ impl<'a> Launch<'a> {
     /// over them.
     fn measure_cell(&mut self, point: PointKey, own: &mut NcclLog) -> Result<(u32, Vec<f64>), Broken> {
         let collectives = collectives_per_graph(point);
-        let answers = self.step(|_| Order::Prepare { point, collectives }, PREPARE_WAIT)?;
+        let moved = seconds(point.bytes as f64 * f64::from(collectives) / SLOWEST_BYTES_PER_S);
+        let answers = self.step(|_| Order::Prepare { point, collectives }, moved)?;
         let mut slowest_us: f64 = 0.0;
         for (rank, answer) in answers.into_iter().enumerate() {
             let Answer::Prepared { replay_us, log } = answer else { return Err(unexpected(rank, &answer)) };
@@ -331,8 +436,8 @@ impl<'a> Launch<'a> {
             return Err(broken(OutcomeKind::Refused, format!("a warm-up replay took {slowest_us} us"), false));
         }
         let replays = (self.plan.cell_time_ms * 1000.0 / slowest_us).clamp(REPLAYS.0, REPLAYS.1) as u32;
-        let wait = REPLAY_WAIT + Duration::from_micros((slowest_us * f64::from(replays) * 10.0) as u64);
-        let answers = self.step(|_| Order::Replay { replays }, wait)?;
+        let expected = seconds(slowest_us * f64::from(replays) * 10e-6 + point.bytes as f64 / SLOWEST_BYTES_PER_S);
+        let answers = self.step(|_| Order::Replay { replays }, expected)?;
         let mut slowest = vec![0.0_f64; replays as usize];
         for (rank, answer) in answers.into_iter().enumerate() {
             let Answer::Replayed { replays_us } = answer else { return Err(unexpected(rank, &answer)) };
@@ -355,7 +460,7 @@ impl<'a> Launch<'a> {
             captured: pass.case.captured,
             cublaslt_path: self.backend.setup.cublaslt.clone(),
         };
-        let answers = self.step(|_| order.clone(), PASS_WAIT)?;
+        let answers = self.step(|_| order.clone(), PASS_EXPECTED)?;
         let (mut slowest_us, mut arena) = (0.0_f64, u64::MAX);
         for (rank, answer) in answers.into_iter().enumerate() {
             let Answer::PassPrepared { replay_us, arena_bytes, log, .. } = answer else {
@@ -398,8 +503,8 @@ impl<'a> Launch<'a> {
         time_ms: f64,
     ) -> Result<(Vec<f64>, Vec<GpuState>), Broken> {
         let replays = (time_ms * 1000.0 / slowest_us).clamp(PASS_RUNS.0, PASS_RUNS.1) as u32;
-        let wait = REPLAY_WAIT + Duration::from_micros((slowest_us * f64::from(replays) * 10.0) as u64);
-        let answers = self.step(|_| Order::ReplayPass { variant, replays }, wait)?;
+        let expected = seconds(slowest_us * f64::from(replays) * 10e-6);
+        let answers = self.step(|_| Order::ReplayPass { variant, replays }, expected)?;
         let mut slowest = vec![0.0_f64; replays as usize];
         let mut states = Vec::new();
         for (rank, answer) in answers.into_iter().enumerate() {
@@ -482,111 +587,153 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Sends an order to every rank and waits for every answer.
-    fn step(&mut self, order: impl Fn(usize) -> Order, wait: Duration) -> Result<Vec<Answer>, Broken> {
+    /// Leaves the communicator, and tells what memory it took.
+    fn close_communicator(&mut self, arm: &Arm, sink: Sink<'_>) -> Result<bool, Broken> {
+        let (mut device, mut shared) = (Vec::new(), Vec::new());
+        for (rank, answer) in self.step(|_| Order::CloseCommunicator, Duration::ZERO)?.into_iter().enumerate() {
+            let Answer::Closed { device_bytes, shared_bytes } = answer else { return Err(unexpected(rank, &answer)) };
+            device.extend(device_bytes);
+            shared.extend(shared_bytes);
+        }
+        let complete = device.len() == self.ranks && shared.len() == self.ranks;
+        let (Some(device_bytes_per_rank), true) = (device.into_iter().max(), complete) else { return Ok(true) };
+        let measured = Event::MemoryMeasured {
+            arm: arm.id.clone(),
+            block: self.plan.block,
+            launch: self.plan.launch,
+            device_bytes_per_rank,
+            // Ranks share segments pairwise: each is mapped by two of them.
+            shared_bytes: shared.into_iter().sum::<u64>() / 2,
+        };
+        Ok(sink(measured).is_continue())
+    }
+
+    /// Sends an order to every rank and waits for every answer. `expected` is what the size of the work
+    /// asks for beside what each phase may take anyway.
+    fn step(&mut self, order: impl Fn(usize) -> Order, expected: Duration) -> Result<Vec<Answer>, Broken> {
         let ranks: Vec<usize> = (0..self.ranks).collect();
         for rank in &ranks {
             self.send(*rank, &order(*rank));
         }
         let step = order(0).step();
-        self.collect(&ranks, step, wait)
+        self.collect(&ranks, step, expected)
     }
 
-    fn ended(&self, rank: usize, exit: Exit, step: &str) -> Broken {
-        let words = self.group.last_log_lines(rank, 3);
-        let mut detail = format!("rank {rank} ended with {exit} while {step}");
-        if !words.is_empty() {
-            detail.push_str(&format!("; last words: {words}"));
-        }
-        broken(OutcomeKind::Crashed, detail, true)
-    }
-
-    fn collect(&mut self, ranks: &[usize], step: &str, wait: Duration) -> Result<Vec<Answer>, Broken> {
-        let deadline = Deadline::after(wait);
+    /// Waits for an answer of each of these ranks, each phase of theirs within its limit.
+    fn collect(&mut self, ranks: &[usize], step: &str, expected: Duration) -> Result<Vec<Answer>, Broken> {
         let mut answers: BTreeMap<usize, Answer> = BTreeMap::new();
+        let plain = self.backend.setup.phase_limit.map_or(PLAIN_WAIT, |limit| limit.min(PLAIN_WAIT)) + expected;
+        let mut waiting: BTreeMap<usize, Waiting> =
+            ranks.iter().map(|rank| (*rank, Waiting::new(None, plain))).collect();
         // A rank may have ended between its last answer and this step; nothing more is heard of it then.
         if let Some((rank, exit)) = ranks.iter().find_map(|rank| Some((*rank, self.group.exit_of(*rank)?))) {
-            return Err(self.ended(rank, exit, step));
+            return Err(self.explain(step, rank, Trouble::Ended(exit)));
         }
-        while answers.len() < ranks.len() {
+        while !waiting.is_empty() {
             if self.backend.setup.supervisor.interrupted() {
                 return Err(interrupted());
             }
-            let slice = Deadline::after(SLICE.min(deadline.remaining()));
-            match self.group.receive(slice) {
+            let next = waiting.values().map(|rank| rank.deadline.remaining()).min().unwrap_or_default();
+            let (child, trouble) = match self.group.receive(Deadline::after(SLICE.min(next))) {
                 Some(ChildEvent::Frame { child, line }) => match serde_json::from_str(&line) {
-                    Ok(Answer::Failed { failure, detail, log }) => {
-                        return Err(self.explain_failure(child, step, failure, &detail, &log));
+                    Ok(Answer::Progress { phase }) => {
+                        if let Some(rank) = waiting.get_mut(&child) {
+                            let mut budgets = self.backend.budgets.borrow_mut();
+                            if let Some(before) = rank.phase {
+                                budgets.learn(before, seconds(rank.since.elapsed_s()));
+                            }
+                            *rank = Waiting::new(Some(phase), budgets.wait(phase, expected));
+                        }
+                        continue;
+                    }
+                    Ok(Answer::Failed { at_us, failure, detail, log }) => {
+                        (child, Trouble::Said { at_us, failure, detail, log })
                     }
                     Ok(answer) => {
-                        answers.insert(child, answer);
+                        if let Some(rank) = waiting.remove(&child) {
+                            if let Some(phase) = rank.phase {
+                                self.backend.budgets.borrow_mut().learn(phase, seconds(rank.since.elapsed_s()));
+                            }
+                            answers.insert(child, answer);
+                        }
+                        continue;
                     }
-                    Err(error) => {
-                        return Err(broken(
-                            OutcomeKind::Crashed,
-                            format!("rank {child} answered nonsense while {step}: {error}"),
-                            true,
-                        ));
-                    }
+                    Err(error) => (child, Trouble::Nonsense(format!("no answer: {error}"))),
                 },
-                Some(ChildEvent::BadFrame { child, reason }) => {
-                    return Err(broken(OutcomeKind::Crashed, format!("rank {child} while {step}: {reason}"), true));
-                }
+                Some(ChildEvent::BadFrame { child, reason }) => (child, Trouble::Nonsense(reason)),
                 // A worker that was told to finish ends right after its answer.
-                Some(ChildEvent::Exited { child, .. }) if answers.contains_key(&child) => {}
-                Some(ChildEvent::Exited { child, exit }) => return Err(self.ended(child, exit, step)),
-                None if deadline.is_over() => {
-                    let silent = ranks.iter().filter(|rank| !answers.contains_key(rank)).join(", ");
-                    return Err(broken(
-                        OutcomeKind::TimedOut,
-                        format!("no answer from rank {silent} within {} s while {step}", wait.as_secs()),
-                        true,
-                    ));
-                }
-                None => {}
-            }
+                Some(ChildEvent::Exited { child, .. }) if answers.contains_key(&child) => continue,
+                Some(ChildEvent::Exited { child, exit }) => (child, Trouble::Ended(exit)),
+                None => match waiting.iter().find(|(_, rank)| rank.deadline.is_over()) {
+                    Some((_, late)) => return Err(silent(step, late, &waiting)),
+                    None => continue,
+                },
+            };
+            return Err(self.explain(step, child, trouble));
         }
         Ok(ranks.iter().filter_map(|rank| answers.remove(rank)).collect())
     }
 
-    /// Turns a worker's failure into an outcome. The rank that answers first is not always the one
-    /// with the cause, so the others get a moment to say theirs.
-    fn explain_failure(&mut self, rank: usize, step: &str, failure: FailureKind, detail: &str, log: &str) -> Broken {
-        let mut own = NcclLog::default();
-        self.note_log(rank, log, &mut own);
-        let parsed = nccl_log::parse(log);
-        let mut others = Vec::new();
+    /// Turns what went wrong into an outcome. The rank that is heard first is not always the one with
+    /// the cause, so the others get a moment; then a rank that died decides over those whose NCCL only
+    /// lost it, and among failures the earliest.
+    fn explain(&mut self, step: &str, rank: usize, first: Trouble) -> Broken {
+        let mut troubles = vec![(rank, first)];
         let deadline = Deadline::after(ECHO);
         while let Some(event) = self.group.receive(deadline) {
-            if let ChildEvent::Frame { child, line } = event
-                && let Ok(Answer::Failed { detail: other, .. }) = serde_json::from_str(&line)
-                && other != detail
-            {
-                others.push(format!("rank {child}: {other}"));
+            match event {
+                ChildEvent::Frame { child, line } => {
+                    if let Ok(Answer::Failed { at_us, failure, detail, log }) = serde_json::from_str(&line) {
+                        troubles.push((child, Trouble::Said { at_us, failure, detail, log }));
+                    }
+                }
+                // A worker ends by itself after it said what was wrong.
+                ChildEvent::Exited { child, exit } if !troubles.iter().any(|(known, _)| *known == child) => {
+                    troubles.push((child, Trouble::Ended(exit)));
+                }
+                ChildEvent::Exited { .. } | ChildEvent::BadFrame { .. } => {}
             }
         }
-        let symptom = |wanted: Symptom| parsed.symptoms.contains(&wanted);
-        let kind = match failure {
-            FailureKind::OutOfMemory => OutcomeKind::OutOfMemory,
-            FailureKind::WrongResult => OutcomeKind::WrongResult,
-            FailureKind::Unsupported | FailureKind::CublasLt => OutcomeKind::Unsupported,
-            FailureKind::Cuda => OutcomeKind::Crashed,
-            FailureKind::Nccl if symptom(Symptom::OutOfMemory) || symptom(Symptom::SharedMemoryFailed) => {
-                OutcomeKind::OutOfMemory
+        // What every rank logged helps a person, and may hold the line that tells the cause.
+        let mut own = NcclLog::default();
+        for (rank, trouble) in &troubles {
+            if let Trouble::Said { log, .. } = trouble {
+                self.note_log(*rank, log, &mut own);
             }
-            FailureKind::Nccl | FailureKind::Protocol => OutcomeKind::Refused,
+        }
+        troubles.sort_by_key(|(_, trouble)| severity(trouble));
+        let mut told = troubles.iter();
+        let Some((rank, decisive)) = told.next() else { return interrupted() };
+        let (kind, mut text, gpu_suspect) = match decisive {
+            Trouble::Said { failure, detail, log, .. } => {
+                let parsed = nccl_log::parse(log);
+                let mut text = format!("rank {rank} while {step}: {detail}");
+                if let Some(line) = parsed.warnings.first() {
+                    text.push_str(&format!("; NCCL says: {line}"));
+                }
+                let suspect = matches!(failure, FailureKind::Cuda | FailureKind::WrongResult);
+                (kind_of(*failure, &parsed), text, suspect)
+            }
+            Trouble::Ended(exit) => {
+                let mut text = format!("rank {rank} ended with {exit} while {step}");
+                let words = self.group.last_log_lines(*rank, 3);
+                if !words.is_empty() {
+                    text.push_str(&format!("; last words: {words}"));
+                }
+                (OutcomeKind::Crashed, text, true)
+            }
+            Trouble::Nonsense(what) => (OutcomeKind::Crashed, format!("rank {rank} while {step}: {what}"), true),
         };
-        let mut text = format!("rank {rank} while {step}: {detail}");
-        if let Some(warning) = parsed.warnings.first() {
-            text.push_str(&format!("; NCCL says: {warning}"));
+        for (rank, trouble) in told {
+            match trouble {
+                Trouble::Said { detail, .. } if !text.contains(detail.as_str()) => {
+                    text.push_str(&format!("; rank {rank}: {detail}"));
+                }
+                Trouble::Ended(exit) => text.push_str(&format!("; rank {rank} ended with {exit}")),
+                _ => {}
+            }
         }
-        for other in others {
-            text.push_str(&format!("; {other}"));
-        }
-        Broken {
-            outcome: Outcome { kind, detail: text.chars().take(2000).collect() },
-            gpu_suspect: matches!(failure, FailureKind::Cuda | FailureKind::WrongResult),
-        }
+        broken(kind, text.chars().take(2000).collect(), gpu_suspect)
     }
 
     /// Ends the workers; keeps what they printed where something went wrong.
@@ -634,6 +781,45 @@ fn bounded_log(path: &Path) -> String {
         Ok(bytes)
     };
     String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+}
+
+/// What decides among troubles, smallest first: a death, then the earliest failure; NCCL's word that a
+/// peer is gone comes last.
+fn severity(trouble: &Trouble) -> (u8, u64) {
+    /// `ncclRemoteError`, as the error text names it.
+    const LOST_PEER: &str = "returned 6 ";
+    match trouble {
+        Trouble::Said { at_us, failure: FailureKind::Nccl, detail, .. } if detail.contains(LOST_PEER) => (2, *at_us),
+        Trouble::Said { at_us, .. } => (1, *at_us),
+        Trouble::Ended(_) | Trouble::Nonsense(_) => (0, 0),
+    }
+}
+
+fn kind_of(failure: FailureKind, log: &NcclLog) -> OutcomeKind {
+    let symptom = |wanted: Symptom| log.symptoms.contains(&wanted);
+    match failure {
+        FailureKind::OutOfMemory => OutcomeKind::OutOfMemory,
+        FailureKind::WrongResult => OutcomeKind::WrongResult,
+        FailureKind::Unsupported | FailureKind::CublasLt => OutcomeKind::Unsupported,
+        FailureKind::Cuda => OutcomeKind::Crashed,
+        FailureKind::Nccl if symptom(Symptom::OutOfMemory) || symptom(Symptom::SharedMemoryFailed) => {
+            OutcomeKind::OutOfMemory
+        }
+        FailureKind::Nccl | FailureKind::Protocol => OutcomeKind::Refused,
+    }
+}
+
+/// Ranks that did not answer in time, and what each was at.
+fn silent(step: &str, late: &Waiting, waiting: &BTreeMap<usize, Waiting>) -> Broken {
+    let at = |rank: &Waiting| rank.phase.map_or("nothing it told", WorkPhase::name);
+    let ranks = waiting.iter().map(|(rank, state)| format!("{rank} (at {})", at(state))).join(", ");
+    let detail = format!("no answer from rank {ranks} within {:.0} s while {step}", late.wait.as_secs_f64().ceil());
+    broken(OutcomeKind::TimedOut, detail, true)
+}
+
+/// A duration; what is no duration is none.
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
 fn broken(kind: OutcomeKind, detail: String, gpu_suspect: bool) -> Broken {

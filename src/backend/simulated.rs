@@ -177,6 +177,7 @@ impl SimulatedMachine {
                 pcie_generation: None,
                 pcie_width: None,
                 nvlinks: None,
+                persistence: None,
                 utilization_percent: None,
                 process_ids: Vec::new(),
             })

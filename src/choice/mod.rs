@@ -11,11 +11,12 @@ mod trial;
 
 use std::collections::BTreeMap;
 
+use crate::engine::Engine;
 use crate::evidence::{Evidence, Objective};
 use crate::record::{
     Answer, AnswerKind, Arm, ArmId, BatchObjective, Choice, Contribution, Effective, FORMAT, Manifest, Memory,
-    Objective as ObjectiveRecord, Origin, OutcomeKind, Phase, Point, PointKey, PointVerdict, SearchSummary, Statistics,
-    Thresholds, VerdictKind, Veto,
+    Objective as ObjectiveRecord, Origin, OutcomeKind, Phase, Point, PointKey, PointVerdict, RepairRecord,
+    SearchSummary, Statistics, Thresholds, VerdictKind, Veto,
 };
 use crate::search::{CONFIDENCE, SearchContext, point_log_ratios, shown_regressions};
 use crate::stats::{self, RatioEstimate};
@@ -62,7 +63,7 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
     let candidates: Vec<Candidate<'_>> = finalists
         .iter()
         .filter_map(|id| context.arms.iter().find(|arm| arm.id == *id))
-        .filter_map(|arm| candidate(context, evidence, arm))
+        .filter_map(|arm| candidate(manifest, context, evidence, arm))
         .collect();
     let adoptable = |candidate: &&Candidate<'_>| {
         candidate.objective.count >= FEWEST_LAUNCHES
@@ -105,6 +106,7 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
 
     let env_of = |arm: Option<&Arm>| {
         let mut env = pins(manifest, true);
+        env.extend(evidence.repairs().iter().map(|(variable, value, _)| (variable.clone(), value.clone())));
         env.extend(arm.into_iter().flat_map(|arm| arm.env.clone()));
         env
     };
@@ -156,9 +158,16 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
             confidence: CONFIDENCE,
             seed: manifest.seed,
         },
-        memory: winner.map_or(Memory { device_mib_per_rank: None, host_mib: None }, |winner| {
-            memory(context, evidence, winner.arm)
-        }),
+        memory: winner.map_or_else(Memory::default, |winner| memory(manifest, context, evidence, winner.arm)),
+        repairs: evidence
+            .repairs()
+            .iter()
+            .map(|(variable, value, evidence)| RepairRecord {
+                variable: variable.clone(),
+                value: value.clone(),
+                evidence: evidence.clone(),
+            })
+            .collect(),
         fingerprint: manifest.fingerprint.combined.clone(),
         search: SearchSummary {
             arms: context.arms.len() as u32,
@@ -211,7 +220,12 @@ fn describe(point: PointKey) -> String {
     format!("{} of {} bytes", point.collective, group_thousands(point.bytes))
 }
 
-fn candidate<'a>(context: &SearchContext, evidence: &Evidence, arm: &'a Arm) -> Option<Candidate<'a>> {
+fn candidate<'a>(
+    manifest: &Manifest,
+    context: &SearchContext,
+    evidence: &Evidence,
+    arm: &'a Arm,
+) -> Option<Candidate<'a>> {
     let limit = 1.0 + context.settings.max_regression;
     let ratios = evidence.objective_log_ratios(Phase::Final, &arm.id, &context.default, &context.objective);
     let objective = stats::log_ratio_estimate(&ratios, CONFIDENCE)?;
@@ -234,6 +248,7 @@ fn candidate<'a>(context: &SearchContext, evidence: &Evidence, arm: &'a Arm) -> 
             estimate.count,
         )
     });
+    let veto = veto.or_else(|| memory_veto(manifest, context, evidence, arm));
     let unsafe_points = points.iter().filter(|(_, estimate)| estimate.high > limit).map(|(point, _)| *point).collect();
     Some(Candidate { arm, objective, points, veto, unsafe_points })
 }
@@ -536,25 +551,68 @@ fn noise_floor(context: &SearchContext, evidence: &Evidence, best: Option<&Candi
     stats::noise_floor(&objectives, count, CONFIDENCE)
 }
 
-/// Additional buffers against the default, estimated from the channels NCCL reported: per channel one
-/// set of buffers for the ring and two for the tree, in host memory where ranks meet there.
-fn memory(context: &SearchContext, evidence: &Evidence, arm: &Arm) -> Memory {
+/// What an arm takes in memory beside the default, for all communicators that the engine opens.
+///
+/// Device memory is what the final saw free before and after a communicator was joined. Host memory
+/// shows in a process only as far as it is shared memory that was touched; where nothing shows and ranks
+/// meet in host memory, it is estimated from the channels NCCL reported: per channel one set of buffers
+/// for the ring and two for the tree.
+fn memory(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, arm: &Arm) -> Memory {
+    const MIB: f64 = (1 << 20) as f64;
     let of = |id: &ArmId| context.points.iter().find_map(|point| effective(evidence, id, *point));
-    let (Some(winner), Some(default)) = (of(&arm.id), of(&context.default)) else {
-        return Memory { device_mib_per_rank: None, host_mib: None };
+    let (winner, default) = (of(&arm.id), of(&context.default));
+    let channels = |effective: &Option<Effective>| effective.as_ref()?.communicator_channels;
+    let set = |simple: u64| (simple as f64 + LL_BYTES + LL128_BYTES) * 3.0 / MIB;
+    let estimated = channels(&winner).zip(channels(&default)).map(|(channels, before)| {
+        f64::from(channels) * set(simple_buffer_bytes(arm)) - f64::from(before) * set(SIMPLE_BYTES)
+    });
+    let host = winner
+        .as_ref()
+        .and_then(|effective| effective.transport.as_deref())
+        .is_some_and(|transport| transport.contains("SHM"));
+    let measured = evidence.memory(&arm.id).zip(evidence.memory(&context.default));
+    let communicators = Engine::parse(&manifest.workload.engine).map_or(1, Engine::communicators);
+    let ranks = f64::from(context.points.first().map_or(1, |point| point.ranks));
+    let device = match (measured, host) {
+        (Some((with, without)), _) => Some((with.0 - without.0) / MIB),
+        (None, true) => estimated.map(|_| 0.0),
+        (None, false) => estimated,
     };
-    let (Some(channels), Some(before)) = (winner.communicator_channels, default.communicator_channels) else {
-        return Memory { device_mib_per_rank: None, host_mib: None };
+    let shared = measured.filter(|(with, without)| with.1 > 0.0 || without.1 > 0.0);
+    let host_mib = match (shared, host) {
+        (Some((with, without)), _) => Some((with.1 - without.1) / MIB),
+        (None, true) => estimated.map(|mib| mib * ranks),
+        (None, false) => estimated.map(|_| 0.0),
     };
-    let set = |simple: u64| (simple as f64 + LL_BYTES + LL128_BYTES) * 3.0 / f64::from(1 << 20);
-    let additional = f64::from(channels) * set(simple_buffer_bytes(arm)) - f64::from(before) * set(SIMPLE_BYTES);
-    let ranks = context.points.first().map_or(1, |point| point.ranks);
-    let host = winner.transport.as_deref().is_some_and(|transport| transport.contains("SHM"));
-    if host {
-        Memory { device_mib_per_rank: Some(0.0), host_mib: Some(additional * f64::from(ranks)) }
-    } else {
-        Memory { device_mib_per_rank: Some(additional), host_mib: Some(0.0) }
+    let all = |mib: f64| mib * f64::from(communicators);
+    let cache_bytes_per_token: u64 = manifest
+        .trial
+        .iter()
+        .flat_map(|trial| &trial.shape.layers)
+        .fold(0, |sum, run| sum.saturating_add(u64::from(run.count).saturating_mul(run.cache_bytes_per_token)));
+    Memory {
+        device_mib_per_rank: device.map(all),
+        host_mib: host_mib.map(all),
+        device_measured: measured.is_some(),
+        host_measured: shared.is_some(),
+        communicators: Some(communicators),
+        cache_tokens_lost: device
+            .map(all)
+            .filter(|mib| *mib > 0.0 && cache_bytes_per_token > 0)
+            .map(|mib| (mib * MIB) as u64 / cache_bytes_per_token),
     }
+}
+
+/// Why an arm takes more memory than it may.
+fn memory_veto(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, arm: &Arm) -> Option<String> {
+    let most = context.settings.max_extra_memory_mib?;
+    let taken = memory(manifest, context, evidence, arm);
+    [(taken.device_mib_per_rank, "device memory per rank"), (taken.host_mib, "host memory")].into_iter().find_map(
+        |(mib, what)| {
+            let mib = mib.filter(|mib| *mib > most)?;
+            Some(format!("it takes {mib:.0} MiB more {what} than the default; {most:.0} MiB are allowed"))
+        },
+    )
 }
 
 fn evidence_final_cells(context: &SearchContext, evidence: &Evidence) -> u32 {

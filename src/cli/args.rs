@@ -203,6 +203,11 @@ pub(super) struct TuneArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Search")]
     pub(super) time_budget: Option<f64>,
 
+    /// Longest any phase of a step may take (init, connect, replay, ...) before its launch is given up
+    /// [default: learned from the launches before, within limits].
+    #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Search")]
+    pub(super) phase_limit: Option<f64>,
+
     /// Blocks of the search: how often every arm is measured before finalists are chosen [default: 3].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "Search")]
     pub(super) search_blocks: Option<u32>,
@@ -222,6 +227,10 @@ pub(super) struct TuneArgs {
     /// Adopt only if every point is shown safe.
     #[arg(long, help_heading = "Verdict")]
     pub(super) strict: bool,
+
+    /// Most memory an answer may take beside the default, on a GPU or of the host: 512MiB.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Verdict")]
+    pub(super) max_extra_memory: Option<u64>,
 
     /// Which answer the files hold, where the forward pass has several [default: balanced].
     #[arg(long, value_enum, help_heading = "Verdict")]

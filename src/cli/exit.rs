@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use super::args::ProfileArg;
 use super::args::{
@@ -63,6 +64,8 @@ fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Resul
         max_regression: args.max_regression,
         strict: args.strict,
         profile: args.profile.map(ProfileArg::profile),
+        max_extra_memory_mib: args.max_extra_memory.map(|bytes| bytes as f64 / f64::from(1 << 20)),
+        phase_limit: args.phase_limit.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
         pins: args.pins.clone(),
         keep_environment: args.keep_env.clone(),
         allow_risk: args.allow_risk.clone(),

@@ -47,6 +47,7 @@ pub(super) fn gpu(index: u32) -> Gpu {
         pcie_generation: Some([5, 5]),
         pcie_width: Some([16, 16]),
         nvlinks: None,
+        persistence: None,
         utilization_percent: Some(0),
         process_ids: Vec::new(),
     }

@@ -37,6 +37,13 @@ pub(super) fn lines(choice: &Choice, manifest: &Manifest, form: EmitAs, empty: b
         }
         lines.extend(wording::memory(choice).map(|memory| format!("memory: {memory}")));
     }
+    for repair in &choice.repairs {
+        let where_set = if empty { "needed here" } else { "set below" };
+        lines.push(format!(
+            "repair: {}={}, {where_set}, because without it NCCL does not run on this machine: {}",
+            repair.variable, repair.value, repair.evidence
+        ));
+    }
     if !choice.unmeasured.is_empty() {
         lines.push(format!("not measured, so not covered: {}", choice.unmeasured.join("; ")));
     }

@@ -40,6 +40,8 @@ pub struct MachineFacts {
     pub nccl: Result<NcclLibrary, DiscoveryError>,
     /// libcublasLt for forward passes, by path or by the loader's name.
     pub cublaslt: Option<String>,
+    /// Whether driver or NCCL is a stand-in for tests: nothing measured on it says anything of a GPU.
+    pub fake: bool,
     /// Doctor's checks.
     pub checks: CheckReport,
     /// Variables in force from configuration files.
@@ -126,7 +128,11 @@ pub(super) fn gather(
         let driver = machine.as_ref().ok().and_then(|machine| machine.cuda_driver_version);
         discovery::cublaslt_path(nccl, &candidates, driver)
     });
-    Ok(MachineFacts { driver_installed, machine, devices, nccl, cublaslt, checks, conf })
+    let fake = report.as_ref().is_some_and(|report| report.fake);
+    if fake && let Ok(machine) = &mut machine {
+        machine.name = format!("STAND-IN {}", machine.name);
+    }
+    Ok(MachineFacts { driver_installed, machine, devices, nccl, cublaslt, fake, checks, conf })
 }
 
 /// The fingerprint of everything that can change the answer, in named parts.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MACHINE_FILE, MANIFEST_FILE, SUMMARY_FILE};
 use super::emit::effect_of;
@@ -66,6 +67,10 @@ pub struct TuneRequest {
     pub max_regression: Option<f64>,
     /// Every point must be shown safe.
     pub strict: bool,
+    /// Most MiB of memory that an answer may take beside the default.
+    pub max_extra_memory_mib: Option<f64>,
+    /// The longest any phase of a worker's step may take.
+    pub phase_limit: Option<Duration>,
     /// Which answer the files hold; nothing for what the earlier run said, or the balanced one.
     pub profile: Option<Profile>,
     /// NAME=VALUE that holds in every arm.
@@ -305,6 +310,7 @@ fn prepare(
     };
     let labels = Labels {
         simulated: kind == BackendKind::Simulated
+            || measured.fake
             || recorded.is_some_and(|manifest| manifest.labels.simulated)
             || lines.as_deref().is_some_and(says_simulated),
         replayed: kind == BackendKind::Replay,
@@ -512,6 +518,8 @@ struct Measured {
     has_passes: bool,
     /// Of the table behind a simulated machine.
     simulation: Option<Fingerprint>,
+    /// Whether the driver is a stand-in for tests.
+    fake: bool,
     checks: CheckReport,
     conf: Vec<Pin>,
     notices: Vec<String>,
@@ -549,6 +557,7 @@ fn measured_machine(
                 cublaslt: facts.cublaslt,
                 has_passes: true,
                 simulation: None,
+                fake: facts.fake,
                 checks: facts.checks,
                 conf: facts.conf,
                 notices,
@@ -561,6 +570,7 @@ fn measured_machine(
             cublaslt: None,
             has_passes: true,
             simulation: None,
+            fake: false,
             checks: manifest.checks.clone(),
             conf: Vec::new(),
             notices: Vec::new(),
@@ -578,6 +588,7 @@ fn measured_machine(
                 cublaslt: None,
                 has_passes: simulated.has_passes(),
                 simulation,
+                fake: false,
                 checks: none(),
                 conf: Vec::new(),
                 notices,
@@ -677,6 +688,7 @@ fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Settings {
             search_blocks: 3,
             finalists: 3,
             final_launches: None,
+            max_extra_memory_mib: None,
             cell_time_ms: 40.0,
         },
         |manifest| manifest.settings.clone(),
@@ -686,6 +698,7 @@ fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Settings {
         max_regression: request.max_regression.unwrap_or(base.max_regression),
         strict: request.strict || base.strict,
         profile: request.profile.unwrap_or(base.profile),
+        max_extra_memory_mib: request.max_extra_memory_mib.or(base.max_extra_memory_mib),
         search_blocks: request.search_blocks.unwrap_or(base.search_blocks),
         final_launches: request.final_launches.or(base.final_launches),
         ..base
@@ -836,6 +849,7 @@ fn backend(
             nccl: nccl.clone(),
             cublaslt: prepared.cublaslt.clone(),
             logs: directory.join(LOGS_FOLDER),
+            phase_limit: request.phase_limit,
         }))),
         (BackendKind::Replay, _, Some(lines)) => Ok(Box::new(ReplayBackend::new(lines, seed, request.assume_noise)?)),
         _ => {
@@ -854,10 +868,12 @@ fn run(
     listener: Listener<'_>,
 ) -> Result<TuneEnd, Failure> {
     let Opened { mut journal, mut evidence, mut clock } = opened;
+    let pinned = as_map(&prepared.manifest.pins);
     let ending = Campaign {
         context: &prepared.context,
         seed: Seed(prepared.manifest.seed),
         nccl_version: prepared.version,
+        pinned: &pinned,
         interrupted: &|| supervisor.interrupted(),
         listener: &mut |news| listener(Update::Campaign(news)),
     }
@@ -987,6 +1003,7 @@ fn plan(prepared: Prepared, request: &TuneRequest) -> Result<Plan, Failure> {
             context,
             seed: Seed(prepared.manifest.seed),
             nccl_version: prepared.version,
+            pinned: &BTreeMap::new(),
             interrupted: &|| false,
             listener: &mut listener,
         };

@@ -258,6 +258,26 @@ pub fn find(name: &str) -> Option<&'static Knob> {
     all().iter().find(|knob| knob.name == name)
 }
 
+/// Whether a variable decides over which path two GPUs exchange messages. Where one value hangs, others
+/// that need the same path will.
+pub fn changes_transport(name: &str) -> bool {
+    const NAMES: [&str; 12] = [
+        "NCCL_P2P_LEVEL",
+        "NCCL_P2P_DISABLE",
+        "NCCL_P2P_DIRECT_DISABLE",
+        "NCCL_P2P_USE_CUDA_MEMCPY",
+        "NCCL_P2P_READ_ENABLE",
+        "NCCL_IGNORE_DISABLED_P2P",
+        "NCCL_SHM_DISABLE",
+        "NCCL_SHM_LOCALITY",
+        "NCCL_SHM_USE_CUDA_MEMCPY",
+        "NCCL_CUMEM_ENABLE",
+        "NCCL_CUMEM_HOST_ENABLE",
+        "NCCL_NET",
+    ];
+    NAMES.contains(&name)
+}
+
 /// The whole catalogue.
 pub fn all() -> &'static [Knob] {
     catalogue::KNOBS

@@ -3,7 +3,7 @@
 //! The parent never loads the driver's libraries itself: a wedged driver blocks whoever asks it, so
 //! a child asks, and the parent waits only as long as it wants to.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -32,8 +32,10 @@ pub enum Question {
     Machine,
     /// Does this libnccl load, and which version is it? Without a path: the loader's libnccl.so.2.
     Nccl(Option<String>),
-    /// Do these GPUs (CUDA ordinals) answer?
+    /// Do these GPUs (CUDA ordinals) answer, and what memory is free on all of them?
     Answers(Vec<u32>),
+    /// Keep a context on these GPUs open until the asker closes its end.
+    Keep(Vec<u32>),
 }
 
 impl Question {
@@ -45,6 +47,9 @@ impl Question {
             Self::Answers(devices) => {
                 std::iter::once("answers".to_owned()).chain(devices.iter().map(u32::to_string)).collect()
             }
+            Self::Keep(devices) => {
+                std::iter::once("keep".to_owned()).chain(devices.iter().map(u32::to_string)).collect()
+            }
         }
     }
 
@@ -54,8 +59,9 @@ impl Question {
             (word, []) if word == "machine" => Some(Self::Machine),
             (word, []) if word == "nccl" => Some(Self::Nccl(None)),
             (word, [path]) if word == "nccl" => Some(Self::Nccl(Some(path.clone()))),
-            (word, devices) if word == "answers" => {
-                devices.iter().map(|text| text.parse().ok()).collect::<Option<_>>().map(Self::Answers)
+            (word, devices) if word == "answers" || word == "keep" => {
+                let devices = devices.iter().map(|text| text.parse().ok()).collect::<Option<_>>()?;
+                Some(if word == "keep" { Self::Keep(devices) } else { Self::Answers(devices) })
             }
             _ => None,
         }
@@ -95,6 +101,7 @@ pub struct ProbeReport {
 pub fn run(question: &Question, allows_fakes: bool) -> u8 {
     let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
     let mut report = ProbeReport { fake: asks_a_stand_in(question), ..ProbeReport::default() };
+    let mut kept = Vec::new();
     match question {
         _ if report.fake && !allows_fakes => refuse_fakes(question, &mut report),
         Question::Machine => {
@@ -103,6 +110,8 @@ pub fn run(question: &Question, allows_fakes: bool) -> u8 {
         }
         Question::Nccl(path) => ask_nccl(path.as_deref(), &mut report),
         Question::Answers(devices) => {
+            // Before this process takes memory of its own.
+            ask_nvml(&mut report);
             report.cuda_library = driver_is_present();
             report.cuda_error = if report.cuda_library {
                 devices.iter().find_map(|device| does_it_answer(*device).err())
@@ -110,14 +119,31 @@ pub fn run(question: &Question, allows_fakes: bool) -> u8 {
                 Some("libcuda.so.1 cannot be loaded".to_owned())
             };
         }
+        Question::Keep(devices) => {
+            report.cuda_library = driver_is_present();
+            if report.cuda_library {
+                for device in devices {
+                    match Device::open(*device) {
+                        Ok(device) => kept.push(device),
+                        Err(error) => report.cuda_error = Some(error.to_string()),
+                    }
+                }
+            }
+            ask_nvml(&mut report);
+        }
     }
     let Ok(mut line) = serde_json::to_string(&report) else { return 1 };
     line.push('\n');
     let Ok(descriptor) = std::io::stdin().as_fd().try_clone_to_owned() else { return 1 };
-    match UnixStream::from(descriptor).write_all(line.as_bytes()) {
-        Ok(()) => 0,
-        Err(_) => 1,
+    let mut stream = UnixStream::from(descriptor);
+    if stream.write_all(line.as_bytes()).is_err() {
+        return 1;
     }
+    if !kept.is_empty() {
+        // Until the asker closes its end; it never says anything.
+        let _ = stream.read(&mut [0]);
+    }
+    0
 }
 
 /// Whether a question would be answered by a stand-in.
@@ -125,7 +151,7 @@ fn asks_a_stand_in(question: &Question) -> bool {
     let libraries: &[&str] = match question {
         Question::Machine => &[DRIVER_LIBRARY, NVML_LIBRARY],
         Question::Nccl(path) => &[path.as_deref().unwrap_or(NCCL_LIBRARY)],
-        Question::Answers(_) => &[DRIVER_LIBRARY],
+        Question::Answers(_) | Question::Keep(_) => &[DRIVER_LIBRARY],
     };
     libraries.iter().any(|library| is_stand_in(Path::new(library)))
 }
@@ -133,7 +159,7 @@ fn asks_a_stand_in(question: &Question) -> bool {
 fn refuse_fakes(question: &Question, report: &mut ProbeReport) {
     let refusal = "it is a stand-in for tests; only NCCLTUNE_ALLOW_FAKE=1 lets probes ask it".to_owned();
     match question {
-        Question::Machine | Question::Answers(_) => {
+        Question::Machine | Question::Answers(_) | Question::Keep(_) => {
             report.cuda_library = true;
             report.cuda_error = Some(refusal);
         }
@@ -206,6 +232,7 @@ fn read_gpu(device: &nvml_wrapper::Device<'_>, index: u32) -> Result<Gpu, nvml_w
         pcie_generation: both(device.current_pcie_link_gen(), device.max_pcie_link_gen()),
         pcie_width: both(device.current_pcie_link_width(), device.max_pcie_link_width()),
         nvlinks: device.link_wrapper_for(0).is_active().ok().map(|_| (0..MOST_NVLINKS).filter(active).count() as u32),
+        persistence: device.is_in_persistent_mode().ok(),
         utilization_percent: device.utilization_rates().ok().map(|rates| rates.gpu),
         process_ids: device
             .running_compute_processes()
@@ -285,6 +312,7 @@ mod tests {
             Question::Nccl(None),
             Question::Nccl(Some("/x".to_owned())),
             Question::Answers(vec![0, 3]),
+            Question::Keep(vec![1]),
         ] {
             assert_eq!(Question::parse(&question.arguments()), Some(question));
         }

@@ -267,6 +267,29 @@ pub enum Event {
         /// Seconds it cost.
         duration_s: f64,
     },
+    /// What memory a communicator took, connections included.
+    MemoryMeasured {
+        /// Which arm's.
+        arm: ArmId,
+        /// Its block.
+        block: u32,
+        /// Its launch.
+        launch: u32,
+        /// Device memory in bytes, of the rank that took most.
+        device_bytes_per_rank: u64,
+        /// Shared host memory in bytes that showed in the ranks' mappings, of all ranks. Memory that the
+        /// driver allocates on the host does not show there.
+        shared_bytes: u64,
+    },
+    /// Something that the field knows a repair for went wrong; from here on every launch has it.
+    RepairTried {
+        /// The variable that is set in every arm.
+        variable: String,
+        /// Its value.
+        value: String,
+        /// The line that told.
+        evidence: String,
+    },
     /// Fresh processes ended.
     LaunchEnded {
         /// Number of the launch.

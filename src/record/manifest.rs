@@ -126,6 +126,9 @@ pub struct Settings {
     pub finalists: u32,
     /// Paired launches per finalist, where fixed; otherwise from the noise, 6 to 24.
     pub final_launches: Option<u32>,
+    /// Most MiB of memory, on a GPU or of the host, that an answer may take beside the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_extra_memory_mib: Option<f64>,
     /// Milliseconds of timed replays per cell.
     pub cell_time_ms: f64,
 }

@@ -24,8 +24,8 @@ pub use pass::{
 };
 pub use space::{Axis, NamedArm, Rule, RuleCondition, Space};
 pub use verdict::{
-    Answer, AnswerKind, BatchObjective, Choice, Contribution, Memory, Objective, PointVerdict, SearchSummary,
-    Statistics, Thresholds, Trial, VerdictKind, Veto,
+    Answer, AnswerKind, BatchObjective, Choice, Contribution, Memory, Objective, PointVerdict, RepairRecord,
+    SearchSummary, Statistics, Thresholds, Trial, VerdictKind, Veto,
 };
 pub use workload::{Point, PointKey, PointPhase, Workload};
 

@@ -215,13 +215,36 @@ pub struct Trial {
     pub measured_gain: Option<f64>,
 }
 
-/// What the answer costs in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// What the answer costs in memory beside the default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Estimated additional device memory per rank, MiB.
+    /// Additional device memory per rank, MiB, of all communicators.
     pub device_mib_per_rank: Option<f64>,
-    /// Estimated additional host memory, MiB.
+    /// Additional host memory, MiB, of all ranks and communicators.
     pub host_mib: Option<f64>,
+    /// Whether the device memory was measured; estimated from channels and buffers otherwise.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub device_measured: bool,
+    /// Whether the host memory was measured.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub host_measured: bool,
+    /// Communicators that the engine opens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub communicators: Option<u32>,
+    /// Tokens of key-value cache that no longer fit on each rank, where the model tells their size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_tokens_lost: Option<u64>,
+}
+
+/// A variable that had to be set for the default to run at all.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepairRecord {
+    /// Its name.
+    pub variable: String,
+    /// Its value.
+    pub value: String,
+    /// The line that told.
+    pub evidence: String,
 }
 
 /// What the search cost.
@@ -288,6 +311,9 @@ pub struct Choice {
     pub statistics: Statistics,
     /// What it costs in memory.
     pub memory: Memory,
+    /// What had to be set in every arm, the default included, for NCCL to run here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repairs: Vec<RepairRecord>,
     /// Fingerprint of the machine.
     pub fingerprint: String,
     /// What the search cost.

@@ -69,6 +69,7 @@ fn gpu(index: u32) -> Gpu {
         pcie_generation: Some([5, 5]),
         pcie_width: Some([16, 16]),
         nvlinks: Some(0),
+        persistence: None,
         utilization_percent: Some(0),
         process_ids: Vec::new(),
     }
@@ -128,6 +129,7 @@ pub(crate) fn manifest() -> Manifest {
             search_blocks: 4,
             finalists: 3,
             final_launches: None,
+            max_extra_memory_mib: None,
             cell_time_ms: 40.0,
         },
         trial: None,
@@ -271,7 +273,8 @@ pub(crate) fn adopt() -> Choice {
             confidence: 0.95,
             seed: 7,
         },
-        memory: Memory { device_mib_per_rank: Some(24.0), host_mib: Some(0.0) },
+        memory: Memory { device_mib_per_rank: Some(24.0), host_mib: Some(0.0), ..Memory::default() },
+        repairs: Vec::new(),
         fingerprint: manifest().fingerprint.combined,
         search: SearchSummary {
             arms: 48,
@@ -317,7 +320,7 @@ pub(crate) fn keep_default() -> Choice {
         .zip([24.5, 50.3, 117.7])
         .map(|(p, us)| point_verdict(p, us, 0.995, 0.01))
         .collect();
-    choice.memory = Memory { device_mib_per_rank: None, host_mib: None };
+    choice.memory = Memory::default();
     choice
 }
 

@@ -136,15 +136,29 @@ pub fn best_finalist(choice: &Choice) -> Option<String> {
 
 /// What the answer costs in memory, where that is known.
 pub fn memory(choice: &Choice) -> Option<String> {
-    let amount = |mib: f64, what: &str| format!("{mib:.0} MiB more {what}");
-    let parts: Vec<String> = [
-        choice.memory.device_mib_per_rank.map(|mib| amount(mib, "device memory per rank")),
-        choice.memory.host_mib.map(|mib| amount(mib, "host memory")),
+    let memory = &choice.memory;
+    let amount = |mib: f64, what: &str, measured: bool| {
+        let (much, which) = (mib.abs(), if mib < -0.5 { "less" } else { "more" });
+        let how = if measured { "measured" } else { "estimated" };
+        format!("{much:.0} MiB {which} {what} ({how})")
+    };
+    let mut parts: Vec<String> = [
+        memory.device_mib_per_rank.map(|mib| amount(mib, "device memory per rank", memory.device_measured)),
+        memory.host_mib.map(|mib| amount(mib, "host memory", memory.host_measured)),
     ]
     .into_iter()
     .flatten()
     .collect();
-    (!parts.is_empty()).then(|| format!("{} (estimated)", parts.join(", ")))
+    if parts.is_empty() {
+        return None;
+    }
+    if let Some(communicators) = memory.communicators.filter(|communicators| *communicators > 1) {
+        parts.push(format!("for the {communicators} communicators of the engine"));
+    }
+    if let Some(tokens) = memory.cache_tokens_lost.filter(|tokens| *tokens > 0) {
+        parts.push(format!("{} tokens of key-value cache less", units::group_thousands(tokens)));
+    }
+    Some(parts.join(", "))
 }
 
 /// Points and guard points where a regression beyond the threshold is not ruled out.

@@ -6,7 +6,7 @@ use crate::collective::{Collective, DataType};
 use crate::record::PointKey;
 
 use super::data_check::{Pattern, chain_is_checkable};
-use super::protocol::FailureKind;
+use super::protocol::{FailureKind, WorkPhase};
 
 /// Untimed replays before the timed ones; they also absorb the skew between ranks.
 const WARM_UPS: u32 = 3;
@@ -80,6 +80,7 @@ impl Cell {
         buffers: &Buffers,
         point: PointKey,
         collectives: u32,
+        tell: &mut dyn FnMut(WorkPhase),
     ) -> Result<(Self, f64), StepError> {
         if point.collective != Collective::AllReduce || point.dtype != DataType::Bf16 {
             return Err(StepError {
@@ -95,20 +96,24 @@ impl Cell {
             communicator.all_reduce_in_place(buffers.work.pointer(), bytes / 2, point.dtype, device.stream())?;
             Ok(())
         };
+        tell(WorkPhase::Connect);
         device.copy(&buffers.source, &buffers.work, bytes)?;
         enqueue()?;
         device.synchronize()?;
         communicator.asynchronous_error()?;
 
+        tell(WorkPhase::Capture);
         let timed = device.capture(|| (0..collectives).try_for_each(|_| enqueue()))?;
         let single = if chain_is_checkable(point.ranks, collectives) { None } else { Some(device.capture(enqueue)?) };
         let cell = Self { point, collectives, timed, single };
+        tell(WorkPhase::Check);
         if cell.single.is_none() {
             cell.replay(device, buffers, &cell.timed)?;
             device.synchronize()?;
         }
         cell.check(device, buffers, "before timing")?;
 
+        tell(WorkPhase::Replay);
         let mut stopwatches = Vec::new();
         for _ in 0..WARM_UPS {
             stopwatches.push(cell.timed_replay(device, buffers)?);
@@ -127,13 +132,16 @@ impl Cell {
         communicator: &Communicator<'_>,
         buffers: &Buffers,
         replays: u32,
+        tell: &mut dyn FnMut(WorkPhase),
     ) -> Result<Vec<f64>, StepError> {
+        tell(WorkPhase::Replay);
         let mut stopwatches = Vec::with_capacity(replays as usize);
         for _ in 0..replays {
             stopwatches.push(self.timed_replay(device, buffers)?);
         }
         device.synchronize()?;
         communicator.asynchronous_error()?;
+        tell(WorkPhase::Check);
         self.check(device, buffers, "after timing")?;
         stopwatches.iter().map(|stopwatch| stopwatch.elapsed_us().map_err(StepError::from)).collect()
     }

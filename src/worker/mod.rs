@@ -21,15 +21,16 @@ use data_check::{MOST_RANKS, Pattern};
 use gpu_state::GpuWatch;
 use measure::{Buffers, Cell, StepError};
 use pass::{Pass, Stage};
-use protocol::{Answer, FailureKind, Order, PROTOCOL, from_hex, to_hex};
+use protocol::{Answer, FailureKind, Order, PROTOCOL, WorkPhase, from_hex, to_hex};
 
 use crate::bindings::cublaslt::CublasLt;
 use crate::bindings::cuda::{DRIVER_LIBRARY, Device, driver_is_present, pci_bus_id};
 use crate::bindings::nccl::{Communicator, Nccl};
+use crate::clock::wall_time_us;
 use crate::dynlib::is_stand_in;
 use crate::record::{PassStep, PassStream};
 
-/// Bytes of NCCL's log sent with one answer; the rest of a longer delta is skipped.
+/// Bytes of NCCL's log sent with one answer; of a longer delta, the middle is skipped.
 const LOG_BYTES: u64 = 512 * 1024;
 
 /// Runs a worker until it is told to finish, on a stand-in for driver and NCCL only if it may. Returns
@@ -49,13 +50,23 @@ pub fn run(allows_fakes: bool) -> u8 {
     }
 }
 
-fn failed(log: &mut LogReader) -> impl FnOnce(StepError) -> Answer {
-    let log = log.delta();
-    move |error| Answer::Failed { failure: error.failure, detail: error.detail, log }
+/// The answer to a failure, with the time at which it was noticed and what NCCL logged about it.
+fn failed(log: &mut LogReader, error: StepError) -> Answer {
+    let at_us = wall_time_us();
+    Answer::Failed { at_us, failure: error.failure, detail: error.detail, log: log.delta() }
+}
+
+fn failure(failure: FailureKind, detail: impl Into<String>) -> Answer {
+    Answer::Failed { at_us: wall_time_us(), failure, detail: detail.into(), log: String::new() }
 }
 
 fn protocol_error(detail: impl Into<String>) -> Answer {
-    Answer::Failed { failure: FailureKind::Protocol, detail: detail.into(), log: String::new() }
+    failure(FailureKind::Protocol, detail)
+}
+
+/// Tells the parent what begins. A parent that is gone ends this process by itself.
+fn tell(connection: &mut Connection, phase: WorkPhase) {
+    let _ = connection.answer(&Answer::Progress { phase });
 }
 
 fn next(connection: &Connection) -> Result<Order, Answer> {
@@ -86,7 +97,7 @@ fn serve(connection: &mut Connection, allows_fakes: bool) -> Result<(), Answer> 
     loop {
         match next(connection)? {
             Order::UniqueId => {
-                let id = setup.nccl.unique_id().map_err(|error| failed(&mut log)(error.into()))?;
+                let id = setup.nccl.unique_id().map_err(|error| failed(&mut log, error.into()))?;
                 send(connection, &Answer::UniqueId { unique_id: to_hex(&id) })?;
             }
             Order::SetVariables { variables } => {
@@ -95,12 +106,23 @@ fn serve(connection: &mut Connection, allows_fakes: bool) -> Result<(), Answer> 
             }
             Order::OpenCommunicator { unique_id } => {
                 let id = from_hex(&unique_id).ok_or_else(|| protocol_error("malformed rendezvous id"))?;
+                let before = MemoryNow::of(&setup.device);
+                tell(connection, WorkPhase::Init);
                 let communicator =
-                    setup.nccl.join(setup.ranks, &id, setup.rank).map_err(|error| failed(&mut log)(error.into()))?;
+                    setup.nccl.join(setup.ranks, &id, setup.rank).map_err(|error| failed(&mut log, error.into()))?;
                 send(connection, &Answer::Opened { log: log.delta() })?;
                 serve_communicator(connection, &setup, &communicator, &mut log)?;
-                communicator.destroy().map_err(|error| failed(&mut log)(error.into()))?;
-                send(connection, &Answer::Closed)?;
+                let now = MemoryNow::of(&setup.device);
+                tell(connection, WorkPhase::Destroy);
+                communicator.destroy().map_err(|error| failed(&mut log, error.into()))?;
+                let taken = |before: Option<u64>, now: Option<u64>| Some(now?.saturating_sub(before?));
+                send(
+                    connection,
+                    &Answer::Closed {
+                        device_bytes: taken(now.device_free, before.device_free),
+                        shared_bytes: taken(before.shared, now.shared),
+                    },
+                )?;
             }
             Order::Finish => {
                 send(connection, &Answer::Finished)?;
@@ -119,43 +141,33 @@ fn open(connection: &mut Connection, hello: Order, allows_fakes: bool) -> Result
         return Err(protocol_error(format!("protocol {protocol}, this worker speaks {PROTOCOL}")));
     }
     if ranks > MOST_RANKS || rank >= ranks {
-        return Err(Answer::Failed {
-            failure: FailureKind::Unsupported,
-            detail: format!("rank {rank} of {ranks}: the data check is exact for at most {MOST_RANKS} ranks"),
-            log: String::new(),
-        });
+        return Err(failure(
+            FailureKind::Unsupported,
+            format!("rank {rank} of {ranks}: the data check is exact for at most {MOST_RANKS} ranks"),
+        ));
     }
     let mut log = LogReader::new(PathBuf::from(log_path));
     if !driver_is_present() {
-        return Err(Answer::Failed {
-            failure: FailureKind::Cuda,
-            detail: "no CUDA driver library (libcuda.so.1) can be loaded".to_owned(),
-            log: String::new(),
-        });
+        return Err(failure(FailureKind::Cuda, "no CUDA driver library (libcuda.so.1) can be loaded"));
     }
     if !allows_fakes && [DRIVER_LIBRARY, &nccl_path].iter().any(|path| is_stand_in(Path::new(path))) {
-        return Err(Answer::Failed {
-            failure: FailureKind::Unsupported,
-            detail: "the driver or NCCL is a stand-in for tests; only NCCLTUNE_ALLOW_FAKE=1 lets workers use it"
-                .to_owned(),
-            log: String::new(),
-        });
+        return Err(failure(
+            FailureKind::Unsupported,
+            "the driver or NCCL is a stand-in for tests; only NCCLTUNE_ALLOW_FAKE=1 lets workers use it",
+        ));
     }
-    let nccl = Nccl::load(Path::new(&nccl_path)).map_err(|error| Answer::Failed {
-        failure: FailureKind::Nccl,
-        detail: error.to_string(),
-        log: String::new(),
-    })?;
-    let nccl_version = nccl.version().map_err(|error| failed(&mut log)(error.into()))?;
+    tell(connection, WorkPhase::Context);
+    let nccl = Nccl::load(Path::new(&nccl_path)).map_err(|error| failure(FailureKind::Nccl, error.to_string()))?;
+    let nccl_version = nccl.version().map_err(|error| failed(&mut log, error.into()))?;
     let open_device = || -> Result<(Device, Buffers, String), StepError> {
         let opened = Device::open(device)?;
         let pattern = Pattern::new(data_seed, rank, ranks);
         let buffers = Buffers::new(&opened, largest_bytes as usize, pattern)?;
         Ok((opened, buffers, pci_bus_id(device)?))
     };
-    let (device, buffers, address) = open_device().map_err(|error| failed(&mut log)(error))?;
+    let (device, buffers, address) = open_device().map_err(|error| failed(&mut log, error))?;
     let watch = GpuWatch::new(&address);
-    let device_name = device.name().map_err(|error| failed(&mut log)(error.into()))?;
+    let device_name = device.name().map_err(|error| failed(&mut log, error.into()))?;
     send(connection, &Answer::Ready { protocol: PROTOCOL, nccl_version, device_name, pci_bus_id: address })?;
     Ok((Setup { rank, ranks, device, nccl, buffers, watch }, log))
 }
@@ -178,6 +190,7 @@ impl Prepared {
     }
 
     /// Makes a pass ready; returns the microseconds of one run.
+    #[expect(clippy::too_many_arguments, reason = "an order's fields, passed on as they are")]
     fn prepare_pass(
         &mut self,
         setup: &Setup,
@@ -186,8 +199,10 @@ impl Prepared {
         stream: PassStream,
         captured: bool,
         cublaslt_path: &str,
+        tell: &mut dyn FnMut(WorkPhase),
     ) -> Result<f64, StepError> {
         self.forget_pass();
+        tell(WorkPhase::Plan);
         let cublaslt = match &self.cublaslt {
             Some(cublaslt) => Rc::clone(cublaslt),
             None => Rc::clone(self.cublaslt.insert(Rc::new(load_cublaslt(cublaslt_path)?))),
@@ -200,7 +215,7 @@ impl Prepared {
             Some(stage) => stage,
             none => none.insert(Stage::new(&setup.device, cublaslt, &steps)?),
         };
-        let (pass, replay_us) = Pass::prepare(&setup.device, communicator, stage, steps, stream, captured)?;
+        let (pass, replay_us) = Pass::prepare(&setup.device, communicator, stage, steps, stream, captured, tell)?;
         self.pass = Some(pass);
         Ok(replay_us)
     }
@@ -220,8 +235,10 @@ fn serve_communicator(
         match next(connection)? {
             Order::PreparePass { steps, stream, captured, cublaslt_path } => {
                 let replay_us = prepared
-                    .prepare_pass(setup, communicator, steps, stream, captured, &cublaslt_path)
-                    .map_err(|error| failed(log)(error))?;
+                    .prepare_pass(setup, communicator, steps, stream, captured, &cublaslt_path, &mut |phase| {
+                        tell(connection, phase);
+                    })
+                    .map_err(|error| failed(log, error))?;
                 let (arena_bytes, cublaslt_version) =
                     prepared.stage.as_ref().map_or((0, 0), |stage| (stage.arena_bytes(), stage.cublaslt_version()));
                 let log = log.delta();
@@ -232,25 +249,30 @@ fn serve_communicator(
                     return Err(protocol_error("no pass is prepared"));
                 };
                 let mut state = None;
+                tell(connection, WorkPhase::Replay);
                 let replays_us = pass
                     .replays(&setup.device, communicator, stage, variant, replays.clamp(1, 10_000), || {
                         state = setup.watch.sample();
                     })
-                    .map_err(|error| failed(log)(error))?;
+                    .map_err(|error| failed(log, error))?;
                 send(connection, &Answer::PassReplayed { replays_us, state })?;
             }
             Order::Prepare { point, collectives } => {
                 prepared.cell = None;
-                let (cell, replay_us) = Cell::prepare(&setup.device, communicator, &setup.buffers, point, collectives)
-                    .map_err(|error| failed(log)(error))?;
+                let mut telling = |phase| tell(connection, phase);
+                let (cell, replay_us) =
+                    Cell::prepare(&setup.device, communicator, &setup.buffers, point, collectives, &mut telling)
+                        .map_err(|error| failed(log, error))?;
                 prepared.cell = Some(cell);
                 send(connection, &Answer::Prepared { replay_us, log: log.delta() })?;
             }
             Order::Replay { replays } => {
                 let cell = prepared.cell.as_ref().ok_or_else(|| protocol_error("nothing is prepared"))?;
                 let replays_us = cell
-                    .replays(&setup.device, communicator, &setup.buffers, replays.clamp(1, 10_000))
-                    .map_err(|error| failed(log)(error))?;
+                    .replays(&setup.device, communicator, &setup.buffers, replays.clamp(1, 10_000), &mut |phase| {
+                        tell(connection, phase);
+                    })
+                    .map_err(|error| failed(log, error))?;
                 send(connection, &Answer::Replayed { replays_us })?;
             }
             Order::CloseCommunicator => {
@@ -268,6 +290,23 @@ fn load_cublaslt(path: &str) -> Result<CublasLt, StepError> {
     CublasLt::load(Path::new(path)).map_err(|error| failed(error.to_string()))?.map_err(StepError::from)
 }
 
+/// What memory this process sees.
+struct MemoryNow {
+    device_free: Option<u64>,
+    shared: Option<u64>,
+}
+
+impl MemoryNow {
+    fn of(device: &Device) -> Self {
+        let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
+        let shared = status.lines().find_map(|line| {
+            let kib: u64 = line.strip_prefix("RssShmem:")?.trim().strip_suffix("kB")?.trim().parse().ok()?;
+            Some(kib << 10)
+        });
+        Self { device_free: device.free_bytes().ok().map(|bytes| bytes as u64), shared }
+    }
+}
+
 /// Reads what NCCL appended to its log file since the last time.
 struct LogReader {
     path: PathBuf,
@@ -282,16 +321,27 @@ impl LogReader {
     /// What is new, bounded; an unreadable log reads as empty, and the parent then finds no line
     /// that proves a setting, which it reports as such.
     fn delta(&mut self) -> String {
-        let Ok(mut file) = fs_err::File::open(&self.path) else { return String::new() };
-        let Ok(metadata) = file.metadata() else { return String::new() };
-        let end = metadata.len();
+        let read = |from: u64, bytes: u64| -> std::io::Result<Vec<u8>> {
+            let mut file = fs_err::File::open(&self.path)?;
+            file.seek(SeekFrom::Start(from))?;
+            let mut read = Vec::new();
+            file.take(bytes).read_to_end(&mut read)?;
+            Ok(read)
+        };
+        let Ok(end) = fs_err::metadata(&self.path).map(|metadata| metadata.len()) else { return String::new() };
         let start = self.position.min(end);
+        let bytes = if end - start <= LOG_BYTES {
+            read(start, end - start)
+        } else {
+            // A flood: what was set stands at its beginning, what ran at its end.
+            read(start, LOG_BYTES / 2).and_then(|mut head| {
+                head.extend(b"\n");
+                head.extend(read(end - LOG_BYTES / 2, LOG_BYTES / 2)?);
+                Ok(head)
+            })
+        };
         self.position = end;
-        let mut bytes = Vec::new();
-        if file.seek(SeekFrom::Start(start)).is_err() || file.take(LOG_BYTES).read_to_end(&mut bytes).is_err() {
-            return String::new();
-        }
-        String::from_utf8_lossy(&bytes).into_owned()
+        String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
     }
 }
 
@@ -309,6 +359,11 @@ mod tests {
         assert_eq!(log.delta(), "one\n");
         fs_err::write(&path, "one\ntwo\n").unwrap();
         assert_eq!(log.delta(), "two\n");
+        assert_eq!(log.delta(), "");
+        fs_err::write(&path, format!("one\ntwo\nfirst\n{}last\n", "flood\n".repeat(200_000))).unwrap();
+        let flood = log.delta();
+        assert!(flood.starts_with("first\n") && flood.ends_with("flood\nlast\n"));
+        assert!(flood.len() as u64 <= LOG_BYTES + 1);
         assert_eq!(log.delta(), "");
     }
 }

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use rand::RngExt;
 
 use super::measure::StepError;
-use super::protocol::FailureKind;
+use super::protocol::{FailureKind, WorkPhase};
 use crate::bindings::cublaslt::{CublasLt, CublasLtError, Product, WORKSPACE_BYTES};
 use crate::bindings::cuda::{Device, DeviceBuffer, Graph, SideStream, Stopwatch};
 use crate::bindings::nccl::Communicator;
@@ -178,6 +178,7 @@ impl Pass {
         steps: Vec<PassStep>,
         stream: PassStream,
         captured: bool,
+        tell: &mut dyn FnMut(WorkPhase),
     ) -> Result<(Self, f64), StepError> {
         let mut products = BTreeMap::new();
         let mut widest = 64;
@@ -195,15 +196,18 @@ impl Pass {
         }
         let reduced_bytes = needs(&steps).reduced;
         let mut pass = Self { steps, stream, products, crowd, graphs: BTreeMap::new(), reduced_bytes };
+        tell(WorkPhase::Connect);
         pass.issue(device, communicator, stage, PassVariant::Full)?;
         device.synchronize()?;
         communicator.asynchronous_error()?;
         if captured {
+            tell(WorkPhase::Capture);
             for variant in [PassVariant::Full, PassVariant::WithoutCollectives, PassVariant::Crowded] {
                 let graph = device.capture(|| pass.issue(device, communicator, stage, variant))?;
                 pass.graphs.insert(variant, graph);
             }
         }
+        tell(WorkPhase::Replay);
         let mut last = None;
         for _ in 0..WARM_UPS {
             last = Some(pass.timed(device, communicator, stage, PassVariant::Full)?);

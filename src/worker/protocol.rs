@@ -12,7 +12,7 @@ use crate::record::{GpuState, PassStep, PassStream, PassVariant, PointKey};
 
 /// Version of the protocol; it stands in the first frame and must match exactly, because parent and
 /// worker are the same executable.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// The hidden argument that makes the executable a worker.
 pub const WORKER_ARGUMENT: &str = "__worker";
@@ -108,10 +108,58 @@ impl Order {
     }
 }
 
+/// What a worker is at within a step. It tells each before it begins, so that a deadline belongs to a
+/// piece of work whose length is known, and a hang to a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WorkPhase {
+    /// Opening the GPU and filling buffers.
+    Context,
+    /// Joining the communicator.
+    Init,
+    /// The first use of an algorithm, which connects its channels.
+    Connect,
+    /// Capturing graphs.
+    Capture,
+    /// Comparing data with what they must be.
+    Check,
+    /// Replaying graphs, or running a pass.
+    Replay,
+    /// Allocating weights and planning products.
+    Plan,
+    /// Leaving the communicator.
+    Destroy,
+}
+
+impl WorkPhase {
+    /// Every phase.
+    pub const ALL: [Self; 8] =
+        [Self::Context, Self::Init, Self::Connect, Self::Capture, Self::Check, Self::Replay, Self::Plan, Self::Destroy];
+
+    /// The name in outcomes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Context => "context",
+            Self::Init => "init",
+            Self::Connect => "connect",
+            Self::Capture => "capture",
+            Self::Check => "check",
+            Self::Replay => "replay",
+            Self::Plan => "plan",
+            Self::Destroy => "destroy",
+        }
+    }
+}
+
 /// The answer to an order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Answer {
+    /// No answer yet: what the worker is at. Any number of these may come before the answer.
+    Progress {
+        /// What begins now.
+        phase: WorkPhase,
+    },
     /// To `Hello`.
     Ready {
         /// [`PROTOCOL`].
@@ -167,12 +215,22 @@ pub enum Answer {
         state: Option<GpuState>,
     },
     /// To `CloseCommunicator`.
-    Closed,
+    Closed {
+        /// Bytes of device memory that the communicator took on this rank, connections included: what
+        /// was free before it was joined, less what was free when all else had been given back.
+        device_bytes: Option<u64>,
+        /// Bytes of shared memory that this process had mapped and touched more than before
+        /// (RssShmem); memory that the driver allocates on the host does not show there.
+        shared_bytes: Option<u64>,
+    },
     /// To `Finish`.
     Finished,
     /// To any order: it could not be carried out. The worker ends after it, since the other ranks
     /// may be somewhere else; what the launch had left is measured in a fresh one.
     Failed {
+        /// When it was noticed: microseconds on the machine's wall clock, which all ranks share. The
+        /// earliest failure is the cause, the others are its echoes.
+        at_us: u64,
         /// What kind of failure.
         failure: FailureKind,
         /// What was said.

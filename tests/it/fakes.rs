@@ -116,16 +116,27 @@ impl Worker {
 
     /// The next answer; `None` if the worker ended without one.
     fn answer(&mut self) -> Option<Answer> {
-        let mut line = String::new();
-        self.answers.read_line(&mut line).expect("an answer in time");
-        (!line.is_empty()).then(|| serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        loop {
+            let mut line = String::new();
+            self.answers.read_line(&mut line).expect("an answer in time");
+            let answer = (!line.is_empty())
+                .then(|| serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}")));
+            if !matches!(answer, Some(Answer::Progress { .. })) {
+                return answer;
+            }
+        }
     }
 
     /// Whether nothing is said for a while.
     fn hangs(&mut self) -> bool {
         self.socket.set_read_timeout(Some(A_WHILE)).expect("a socket with a limit");
-        let mut line = String::new();
-        let error = self.answers.read_line(&mut line).err();
+        let error = loop {
+            let mut line = String::new();
+            let read = self.answers.read_line(&mut line);
+            if !line.contains("\"progress\"") {
+                break read.err();
+            }
+        };
         self.socket.set_read_timeout(Some(PATIENCE)).expect("a socket with a limit");
         error.is_some_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
@@ -246,7 +257,7 @@ impl Ranks<'_> {
     #[track_caller]
     fn close(&mut self) {
         for answer in self.all(&Order::CloseCommunicator) {
-            assert_eq!(answer, Some(Answer::Closed));
+            assert!(matches!(answer, Some(Answer::Closed { .. })), "{answer:?}");
         }
     }
 
@@ -276,7 +287,7 @@ impl Ranks<'_> {
 #[track_caller]
 fn failure(answer: Option<&Answer>) -> (FailureKind, &str, NcclLog) {
     match answer {
-        Some(Answer::Failed { failure, detail, log }) => (*failure, detail, nccl_log::parse(log)),
+        Some(Answer::Failed { failure, detail, log, .. }) => (*failure, detail, nccl_log::parse(log)),
         other => panic!("{other:?} is no failure"),
     }
 }
@@ -693,7 +704,7 @@ fn ranks_hang_where_they_are_told_to() {
     ranks.prepare(8192, 8);
     ranks.send(|_| Order::CloseCommunicator);
     assert!(ranks.workers[0].hangs());
-    assert_eq!(ranks.workers[1].answer(), Some(Answer::Closed));
+    assert!(matches!(ranks.workers[1].answer(), Some(Answer::Closed { .. })));
     // For a time only.
     let machine = faulty("kind = \"hang\"\nphase = \"context\"\nseconds = 0.2");
     machine.ranks(2, &[]).finish();
