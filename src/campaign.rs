@@ -204,28 +204,28 @@ impl Campaign<'_> {
             }
             let known = evidence.failures().len();
             self.run_launch(&plan, backend, journal, clock, evidence)?;
-            let mut more: Vec<LaunchPlan> = Vec::new();
+            let mut again = None;
             if evidence.failures().len() > known {
                 self.condemn(block, plan.launch, journal, clock, evidence)?;
                 if quarantined(evidence).contains(&self.context.default) {
                     // Nothing can be compared with a default that does not run: the machine is at fault.
                     break;
                 }
-                let again = if self.repair(known, journal, clock, evidence)? {
+                let arms = if self.repair(known, journal, clock, evidence)? {
                     plan.communicators.iter().map(|communicator| communicator.arm.id.clone()).collect()
                 } else {
                     self.to_be_confirmed(known, evidence)
                 };
-                more.extend(self.replan(&plan, &again, next_launch));
+                again = self.replan(&plan, &arms, next_launch);
                 let out = quarantined(evidence);
                 plans.retain_mut(|plan| {
                     plan.communicators.retain(|communicator| !out.contains(&communicator.arm.id));
                     !plan.communicators.is_empty()
                 });
             }
-            // A launch that broke leaves arms that nobody tried: they get a fresh one.
-            more.extend(self.remainder(&plan, evidence, next_launch));
-            for plan in more {
+            // A launch that broke leaves arms that nobody tried: they get a fresh one. What is to be
+            // confirmed comes before it, since it may condemn them.
+            for plan in self.remainder(&plan, evidence, next_launch).into_iter().chain(again) {
                 if extra < EXTRA_LAUNCHES && !(self.interrupted)() {
                     extra += 1;
                     plans.push(plan);
@@ -302,33 +302,34 @@ impl Campaign<'_> {
         clock: &Clock,
         evidence: &mut Evidence,
     ) -> Result<(), CampaignError> {
-        let hangs = |arm: &&ArmId| {
-            let hung = |failure: &&Failure| failure.arm == **arm && failure.kind == OutcomeKind::TimedOut;
-            evidence.failures_that_count().iter().filter(hung).count() >= 2
+        let hung: Vec<&Failure> =
+            evidence.failures_that_count().iter().filter(|failure| failure.kind == OutcomeKind::TimedOut).collect();
+        let paths: BTreeSet<Vec<(&String, &String)>> = hung.iter().map(|failure| self.path(&failure.arm)).collect();
+        let needs = |arm: &ArmId, path: &[(&String, &String)]| {
+            let own = self.path(arm);
+            path.iter().all(|setting| own.contains(setting))
         };
-        let hung: Vec<ArmId> = self.context.arms.iter().map(|arm| &arm.id).filter(hangs).cloned().collect();
-        for culprit in hung {
-            let path = self.path(&culprit);
-            if path.is_empty() {
-                continue;
-            }
+        let twice = |path: &Vec<(&String, &String)>| {
+            !path.is_empty() && hung.iter().filter(|failure| needs(&failure.arm, path)).count() >= 2
+        };
+        let mut condemnations = Vec::new();
+        for path in paths.into_iter().filter(twice) {
             let out = quarantined(evidence);
             let condemned: Vec<ArmId> = self
                 .context
                 .arms
                 .iter()
-                .filter(|arm| {
-                    !out.contains(&arm.id) && path.iter().all(|(name, value)| arm.env.get(*name) == Some(*value))
-                })
+                .filter(|arm| !out.contains(&arm.id) && needs(&arm.id, &path))
                 .map(|arm| arm.id.clone())
                 .collect();
             let settings = path.iter().map(|(name, value)| format!("{name}={value}")).join(" ");
-            for arm in condemned {
-                let detail = format!("it needs the path of {settings}, on which arm {culprit} hung twice");
-                let outcome = Outcome { kind: OutcomeKind::Rejected, detail };
-                let event = Event::CellFailed { arm, point: None, block, launch, outcome, duration_s: 0.0 };
-                self.journal(journal, clock, evidence, event)?;
-            }
+            condemnations.extend(condemned.into_iter().map(|arm| (arm, settings.clone())));
+        }
+        for (arm, settings) in condemnations {
+            let detail = format!("it needs the path of {settings}, which hung twice");
+            let outcome = Outcome { kind: OutcomeKind::Rejected, detail };
+            let event = Event::CellFailed { arm, point: None, block, launch, outcome, duration_s: 0.0 };
+            self.journal(journal, clock, evidence, event)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use crate::knob;
 use crate::machine::NcclVersion;
-use crate::nccl_log::{self, Symptom};
+use crate::nccl_log::Symptom;
 use crate::record::{Arm, Outcome, OutcomeKind};
 
 /// A variable that may help.
@@ -38,11 +38,13 @@ pub fn propose(arm: &Arm, outcome: &Outcome, version: NcclVersion, fixed: impl F
     if arm.env.keys().any(|name| knob::changes_transport(name)) {
         return None;
     }
-    let said = nccl_log::parse(&outcome.detail);
     REPAIRS
         .iter()
         .find(|(symptom, since, variable, _)| {
-            said.symptoms.contains(symptom) && version >= *since && !fixed(variable) && !arm.env.contains_key(*variable)
+            symptom.shows_in(&outcome.detail)
+                && version >= *since
+                && !fixed(variable)
+                && !arm.env.contains_key(*variable)
         })
         .map(|(_, _, variable, value)| Repair { variable, value, evidence: outcome.detail.chars().take(400).collect() })
 }
@@ -55,7 +57,7 @@ mod tests {
     use crate::record::ArmId;
 
     const REFUSED: &str = "rank 1 while initialising the communicator: ncclCommInitRank returned 1 (unhandled cuda \
-                           error); NCCL says: transport/shm.cc:590 NCCL WARN Cuda failure 217 'peer access is not \
+                           error); NCCL says: Cuda failure 217 'peer access is not \
                            supported between these two devices'";
 
     fn arm(env: &[(&str, &str)]) -> Arm {

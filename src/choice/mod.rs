@@ -159,15 +159,7 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
             seed: manifest.seed,
         },
         memory: winner.map_or_else(Memory::default, |winner| memory(manifest, context, evidence, winner.arm)),
-        repairs: evidence
-            .repairs()
-            .iter()
-            .map(|(variable, value, evidence)| RepairRecord {
-                variable: variable.clone(),
-                value: value.clone(),
-                evidence: evidence.clone(),
-            })
-            .collect(),
+        repairs: repairs(evidence),
         fingerprint: manifest.fingerprint.combined.clone(),
         search: SearchSummary {
             arms: context.arms.len() as u32,
@@ -184,6 +176,15 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
             all
         },
     }
+}
+
+fn repairs(evidence: &Evidence) -> Vec<RepairRecord> {
+    let record = |(variable, value, evidence): &(String, String, String)| RepairRecord {
+        variable: variable.clone(),
+        value: value.clone(),
+        evidence: evidence.clone(),
+    };
+    evidence.repairs().iter().map(record).collect()
 }
 
 /// Variables that hold in every arm: those the user pinned, or all others.

@@ -277,7 +277,7 @@ impl NcclLog {
 
     fn note_symptoms(&mut self, message: &str) {
         for symptom in Symptom::ALL {
-            if symptom.marks().iter().any(|mark| message.contains(mark)) {
+            if symptom.shows_in(message) {
                 self.symptoms.insert(symptom);
             }
         }

@@ -34,6 +34,11 @@ impl Symptom {
         Self::NoAlgorithm,
     ];
 
+    /// Whether a text that quotes NCCL, such as an outcome's detail, shows it.
+    pub fn shows_in(self, text: &str) -> bool {
+        self.marks().iter().any(|mark| text.contains(mark))
+    }
+
     /// The name in files and tables.
     pub const fn name(self) -> &'static str {
         match self {

@@ -31,12 +31,12 @@ const LAUNCH_LIMIT: Duration = Duration::from_secs(10);
 
 /// A folder with the stand-in and its scenario. Tests that take the tool's locks name their machine, so
 /// that they do not wait for each other and leave the same few lock files whenever they run.
-struct Machine {
-    scene: Scene,
+pub(crate) struct Machine {
+    pub(crate) scene: Scene,
 }
 
 impl Machine {
-    fn new(scenario: &str) -> Self {
+    pub(crate) fn new(scenario: &str) -> Self {
         let scene = Scene::new();
         fake_gpu::install(&scene.path("fake"), scenario).expect("a folder with links to the stand-in");
         Self { scene }
@@ -54,12 +54,24 @@ impl Machine {
     }
 
     /// `nccltune tune` to its end; returns its status and what it said.
-    fn tune(&self, more: &str) -> (Option<i32>, String) {
-        let (nccl, cublaslt) = (self.library("libnccl.so.2"), self.library("libcublasLt.so.13"));
-        let line = format!("tune --backend nccl --nccl-lib {nccl} --cublaslt-lib {cublaslt} --out X {more}");
+    pub(crate) fn tune(&self, more: &str) -> (Option<i32>, String) {
+        let line = self.tune_line(more);
         let output = self.command(&line.split_whitespace().collect::<Vec<_>>()).output().expect("the program starts");
         let said = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// The same, left running, with nobody who reads what it says.
+    pub(crate) fn start(&self, more: &str) -> Running {
+        let line = self.tune_line(more);
+        let mut command = self.command(&line.split_whitespace().collect::<Vec<_>>());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().expect("the program starts").into()
+    }
+
+    fn tune_line(&self, more: &str) -> String {
+        let (nccl, cublaslt) = (self.library("libnccl.so.2"), self.library("libcublasLt.so.13"));
+        format!("tune --backend nccl --nccl-lib {nccl} --cublaslt-lib {cublaslt} --out X {more}")
     }
 
     fn probe(&self, question: &[&str]) -> ProbeReport {
@@ -495,6 +507,50 @@ fn choices_are_those_that_real_gpus_made() {
         }
     }
     assert!(compared.len() > 100, "only {} cells were compared", compared.len());
+}
+
+/// What NCCL 2.28.9 logged on two H200 with peer access switched off, and what the stand-in logs under the
+/// same variables: the same way, channels, choices, and variables with the values as they were read.
+#[test]
+fn the_log_says_what_real_gpus_logged() {
+    const RECORDED: [(&str, &[(&str, &str)]); 7] = [
+        ("host-default", &[]),
+        ("host-min16", &[("NCCL_MIN_NCHANNELS", "16")]),
+        ("host-min32-thr", &[("NCCL_MIN_NCHANNELS", "32"), ("NCCL_THREAD_THRESHOLDS", "-1-1-1+2")]),
+        ("host-max2-ll", &[("NCCL_MAX_NCHANNELS", "2"), ("NCCL_PROTO", "LL")]),
+        ("host-simple", &[("NCCL_PROTO", "Simple"), ("NCCL_ALGO", "Ring"), ("NCCL_BUFFSIZE", "1048576")]),
+        ("host-tree", &[("NCCL_ALGO", "Tree"), ("NCCL_NTHREADS", "256")]),
+        ("host-shmfile", &[("NCCL_CUMEM_HOST_ENABLE", "0"), ("NCCL_CUMEM_ENABLE", "0")]),
+    ];
+    for (name, variables) in RECORDED {
+        let file = format!("tests/fake-gpu/recordings/nccl-2.28.9-{name}.log");
+        let real = nccl_log::parse(fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap());
+        assert!(real.operations.len() > 20, "{name}");
+        let environment: Vec<(&str, &str)> = [("NCCL_P2P_DISABLE", "1"), ("NCCL_NVLS_ENABLE", "0")]
+            .into_iter()
+            .chain(variables.iter().copied())
+            .collect();
+        let machine = Machine::new("nccl_version = 22809\n");
+        let mut ranks = machine.ranks(2, &environment);
+        let mut text = ranks.open(&[]);
+        for bytes in [2048, 43_008, 262_144, 1_048_576, 4_194_304] {
+            text.push_str(&ranks.prepare(bytes, 1));
+            let ours = nccl_log::parse(&text);
+            let of = |log: &NcclLog| {
+                let operation = log.operation(Collective::AllReduce, bytes).expect("the operation was logged");
+                (operation.algo.clone(), operation.proto.clone(), operation.channels)
+            };
+            assert_eq!(of(&ours), of(&real), "{name} at {bytes} bytes");
+        }
+        let ours = nccl_log::parse(&text);
+        assert_eq!(ours.transport(), real.transport(), "{name}");
+        assert_eq!(ours.communicator_channels(), real.communicator_channels(), "{name}");
+        let set = |log: &NcclLog| -> BTreeSet<(String, String)> {
+            let lines = log.set_by_environment.iter().filter(|line| !line.variable.starts_with("NCCL_DEBUG"));
+            lines.map(|line| (line.variable.clone(), line.value.clone())).collect()
+        };
+        assert_eq!(set(&ours), set(&real), "{name}");
+    }
 }
 
 #[test]

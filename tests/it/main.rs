@@ -9,6 +9,8 @@ mod command;
 mod commands;
 /// The real binary on the stand-in for driver and NCCL: whole runs, and every fault that can be asked for.
 mod fakes;
+/// Whole runs in which something goes wrong, against what must come out.
+mod faults;
 /// Which module of `src/` may know which: the floors, and planted trees that must be caught.
 mod floors;
 /// Machines with planted effects: what is there is found, what is not there is never adopted.
