@@ -207,7 +207,12 @@ impl Campaign<'_> {
             let mut again = None;
             if evidence.failures().len() > known {
                 self.condemn(block, plan.launch, journal, clock, evidence)?;
-                if quarantined(evidence).contains(&self.context.default) {
+                let ran_and_failed = |failure: &Failure| {
+                    failure.arm == self.context.default && failure.kind != OutcomeKind::NotRecorded
+                };
+                if evidence.failures()[known..].iter().any(ran_and_failed)
+                    && quarantined(evidence).contains(&self.context.default)
+                {
                     // Nothing can be compared with a default that does not run: the machine is at fault.
                     break;
                 }
