@@ -31,6 +31,7 @@ pub mod journal;
 pub mod probe;
 pub mod process;
 pub mod quarantine;
+pub mod shared_memory;
 pub mod worker;
 // between tools and work
 pub mod discovery;

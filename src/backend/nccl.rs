@@ -1,5 +1,6 @@
 //! NCCL on this machine's GPUs: one worker process per GPU, fresh ones for every launch.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use itertools::Itertools;
 
+use super::room::Room;
 use super::simulated::round_us;
 use super::{Backend, BackendError, CommunicatorPlan, LaunchPlan, PassPlan, Sink, collectives_per_graph};
 use crate::clock::{Clock, Deadline};
@@ -21,6 +23,7 @@ use crate::record::{
     Arm, CellMeasurement, Effective, Event, Flag, GpuState, Outcome, OutcomeKind, PassMeasurement, PassVariant,
     PointKey, SetLine,
 };
+use crate::shared_memory::SharedMemory;
 use crate::worker::protocol::{Answer, FailureKind, Order, PROTOCOL, WORKER_ARGUMENT};
 
 /// How long each step may take before the launch is given up. A context on a cold machine with many
@@ -66,6 +69,8 @@ pub struct NcclSetup {
 /// The backend on GPUs.
 pub struct NcclBackend {
     setup: NcclSetup,
+    /// Heard and asked while a launch borrows the rest.
+    room: RefCell<Room>,
 }
 
 /// Why a step did not come to its end.
@@ -77,8 +82,10 @@ struct Broken {
 
 impl NcclBackend {
     /// A backend; nothing is started before the first launch.
-    pub const fn new(setup: NcclSetup) -> Self {
-        Self { setup }
+    pub fn new(setup: NcclSetup) -> Self {
+        let version = NcclVersion::from_code(setup.nccl.version);
+        let room = Room::new(SharedMemory::of_this_machine(), version, setup.gpus.len() as u32);
+        Self { setup, room: RefCell::new(room) }
     }
 
     fn version(&self) -> NcclVersion {
@@ -93,10 +100,18 @@ impl Backend for NcclBackend {
             return Ok(());
         }
         let clock = Clock::real();
+        if self.room.get_mut().refuse(plan, &self.setup.environment, sink) {
+            return Ok(());
+        }
         let mut launch = Launch::start(self, plan)?;
-        let broken = launch.measure(sink).err();
+        let mut heard = |event: Event| {
+            self.room.borrow_mut().hear(plan, &event);
+            sink(event)
+        };
+        let broken = launch.measure(&mut heard).err();
         let set_by_environment = launch.set_lines();
         launch.end(broken.as_ref(), &self.setup.logs)?;
+        self.room.get_mut().clear(plan.launch, broken.is_some(), &self.setup.logs);
         let suspect = broken.as_ref().is_some_and(|broken| broken.gpu_suspect);
         let _ = sink(Event::LaunchEnded {
             launch: plan.launch,
@@ -123,6 +138,10 @@ impl Backend for NcclBackend {
             .sum();
         let passes: usize = plan.communicators.iter().map(|communicator| communicator.passes.len()).sum();
         2.5 + 0.5 * plan.communicators.len() as f64 + cells + 2.0 * passes as f64
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.room.borrow().notes()
     }
 }
 
