@@ -32,6 +32,7 @@ pub mod probe;
 pub mod process;
 pub mod quarantine;
 pub mod repair;
+pub mod shared_memory;
 pub mod worker;
 // between tools and work
 pub mod discovery;

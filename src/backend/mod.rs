@@ -5,6 +5,7 @@
 
 pub mod nccl;
 pub mod replay;
+mod room;
 pub mod simulated;
 
 use std::collections::BTreeMap;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use itertools::Itertools;
 
+use super::room::Room;
 use super::simulated::round_us;
 use super::{Backend, BackendError, CommunicatorPlan, LaunchPlan, PassPlan, Sink, collectives_per_graph};
 use crate::clock::{Clock, Deadline};
@@ -22,6 +23,7 @@ use crate::record::{
     Arm, CellMeasurement, Effective, Event, Flag, GpuState, Outcome, OutcomeKind, PassMeasurement, PassVariant,
     PointKey, SetLine,
 };
+use crate::shared_memory::SharedMemory;
 use crate::worker::protocol::{Answer, FailureKind, Order, PROTOCOL, WORKER_ARGUMENT, WorkPhase};
 
 /// Wait for an order that does no work worth a phase.
@@ -76,6 +78,8 @@ pub struct NcclBackend {
     _keeper: Option<Group>,
     /// The GPUs when no launch uses them.
     idle: Vec<Gpu>,
+    /// Heard and asked while a launch borrows the rest.
+    room: RefCell<Room>,
 }
 
 /// How long each phase of a worker's step may take before the launch is given up.
@@ -157,7 +161,9 @@ impl NcclBackend {
         // Launches are slower without it, nothing else.
         let kept = sleepy.then(|| keep_contexts(&setup.supervisor, &devices, &setup.environment)).flatten();
         let (keeper, idle) = kept.map_or_else(|| (None, setup.gpus.clone()), |(group, gpus)| (Some(group), gpus));
-        Self { setup, budgets, _keeper: keeper, idle }
+        let version = NcclVersion::from_code(setup.nccl.version);
+        let room = RefCell::new(Room::new(SharedMemory::of_this_machine(), version, setup.gpus.len() as u32));
+        Self { setup, budgets, _keeper: keeper, idle, room }
     }
 
     /// Proves that each GPU answers and that the memory of a launch that was ended by force is back.
@@ -203,10 +209,18 @@ impl Backend for NcclBackend {
             return Ok(());
         }
         let clock = Clock::real();
+        if self.room.get_mut().refuse(plan, &self.setup.environment, sink) {
+            return Ok(());
+        }
         let mut launch = Launch::start(self, plan)?;
-        let broken = launch.measure(sink).err();
+        let mut heard = |event: Event| {
+            self.room.borrow_mut().hear(plan, &event);
+            sink(event)
+        };
+        let broken = launch.measure(&mut heard).err();
         let set_by_environment = launch.set_lines();
         launch.end(broken.as_ref(), &self.setup.logs)?;
+        self.room.get_mut().clear(plan.launch, broken.is_some(), &self.setup.logs);
         let suspect = broken.as_ref().is_some_and(|broken| broken.gpu_suspect);
         let _ = sink(Event::LaunchEnded {
             launch: plan.launch,
@@ -228,6 +242,10 @@ impl Backend for NcclBackend {
             .sum();
         let passes: usize = plan.communicators.iter().map(|communicator| communicator.passes.len()).sum();
         2.5 + 0.5 * plan.communicators.len() as f64 + cells + 2.0 * passes as f64
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.room.borrow().notes()
     }
 }
 

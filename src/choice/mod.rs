@@ -150,6 +150,7 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         guard,
         unmeasured: unmeasured(manifest),
         vetoed,
+        quarantined: manifest.quarantined.clone(),
         noise_floor: noise_floor(context, evidence, best),
         thresholds: Thresholds { min_gain: settings.min_gain, max_regression: settings.max_regression },
         statistics: Statistics {

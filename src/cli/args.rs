@@ -199,6 +199,11 @@ pub(super) struct TuneArgs {
     )]
     pub(super) allow_risk: Vec<String>,
 
+    /// Try arms again that hung, crashed or corrupted data here in earlier runs, which
+    /// $NCCLTUNE_STATE_DIR/quarantine.json remembers.
+    #[arg(long, help_heading = "Search")]
+    pub(super) retry_quarantined: bool,
+
     /// Time the run may take: 15m, 1h.
     #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Search")]
     pub(super) time_budget: Option<f64>,

@@ -53,6 +53,7 @@ fn print(text: &str) -> Result<(), Failure> {
 }
 
 fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Result<u8, Failure> {
+    let environment = environment::snapshot();
     let request = TuneRequest {
         backend: backend_choice(args.backend),
         machine: args.machine.clone(),
@@ -84,14 +85,17 @@ fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Resul
         cublaslt_lib: args.trial.cublaslt_lib.clone(),
         dry_run: args.dry_run,
         force: args.force,
+        retry_quarantined: args.retry_quarantined,
+        state_folder: environment::state_folder(&environment),
         arguments,
-        environment: environment::snapshot(),
+        environment,
     };
     tune_and_print(&request, printer, args.format.format, args.require_decision)
 }
 
 fn run_trial(args: &TrialArgs, printer: &Printer, arguments: Vec<String>) -> Result<u8, Failure> {
     let TrialKind::Verify = args.kind;
+    let environment = environment::snapshot();
     let request = TuneRequest {
         backend: backend_choice(args.backend),
         workload: wish(&args.workload),
@@ -107,8 +111,9 @@ fn run_trial(args: &TrialArgs, printer: &Printer, arguments: Vec<String>) -> Res
         context: args.trial.context,
         trial_launches: args.trial.trial_launches,
         cublaslt_lib: args.trial.cublaslt_lib.clone(),
+        state_folder: environment::state_folder(&environment),
         arguments,
-        environment: environment::snapshot(),
+        environment,
         ..TuneRequest::default()
     };
     tune_and_print(&request, printer, args.format.format, false)
@@ -243,10 +248,12 @@ fn plan_text(plan: &Plan, format: Format) -> Result<String, Failure> {
 }
 
 fn run_doctor(args: &DoctorArgs) -> Result<u8, Failure> {
+    let environment = environment::snapshot();
     let request = DoctorRequest {
         devices: args.devices.clone(),
         nccl_lib: args.nccl_lib.clone(),
-        environment: environment::snapshot(),
+        state_folder: environment::state_folder(&environment),
+        environment,
     };
     let (report, refusal) = doctor(&request)?;
     // Evidence may be long; folded it can be read in a pipe and a log, too.

@@ -11,6 +11,7 @@ use super::{Facts, judge};
 use crate::discovery::NcclCandidates;
 use crate::machine::{Gpu, LibrarySource, Machine, NcclLibrary};
 use crate::probe::ProbeReport;
+use crate::quarantine::Remembered;
 use crate::record::{Check, CheckReport};
 
 const PYTHON_NCCL: &str = "/opt/venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2";
@@ -31,6 +32,7 @@ pub(super) struct Planted {
     pub(super) nccl_error: Option<String>,
     pub(super) ranks: u32,
     pub(super) own_process_ids: Vec<u32>,
+    pub(super) remembered: Option<Remembered>,
     /// In place of what the disk below the root happens to have.
     pub(super) shared_memory: SharedMemory,
 }
@@ -90,6 +92,10 @@ impl Planted {
             nccl_error: None,
             ranks: 2,
             own_process_ids: Vec::new(),
+            remembered: Some(Remembered {
+                path: "/srv/alice/.local/state/nccltune/quarantine.json".into(),
+                entries: Ok(Vec::new()),
+            }),
             shared_memory: SharedMemory::Space { free: 24 << 30, total: 24 << 30, leftovers: Leftovers::default() },
         };
         planted.write(PYTHON_NCCL, "a library");
@@ -183,6 +189,7 @@ impl Planted {
             nccl_error: self.nccl_error.as_deref(),
             ranks: self.ranks,
             own_process_ids: &self.own_process_ids,
+            remembered: self.remembered.as_ref(),
         }
     }
 

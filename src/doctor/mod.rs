@@ -11,6 +11,7 @@ mod environment;
 mod fixtures;
 mod gpu;
 mod nccl;
+mod quarantine;
 mod sight;
 mod system;
 
@@ -20,6 +21,7 @@ use std::path::Path;
 use crate::discovery::NcclCandidates;
 use crate::machine::{Machine, NcclLibrary};
 use crate::probe::ProbeReport;
+use crate::quarantine::Remembered;
 use crate::record::{Check, CheckReport, CheckVerdict, FORMAT};
 use crate::wording;
 
@@ -60,6 +62,8 @@ pub struct Facts<'a> {
     pub ranks: u32,
     /// Processes on the GPUs that are the tool's own.
     pub own_process_ids: &'a [u32],
+    /// What earlier runs left for later ones; none where nothing names a place for it.
+    pub remembered: Option<&'a Remembered>,
 }
 
 /// A check before it is made.
@@ -114,6 +118,12 @@ const QUESTIONS: &[Question] = &[
         group: "nccl",
         words: "Do the variables in force agree with each other?",
         judge: environment::contradictory,
+    },
+    Question {
+        name: "quarantine",
+        group: "nccl",
+        words: "Were earlier runs here free of hangs, crashes and wrong results?",
+        judge: quarantine::check,
     },
     Question {
         name: "shared-memory",

@@ -1,12 +1,12 @@
 //! The system around the GPUs.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::errno::Errno;
 
 use super::sight::Sight;
 use super::{Finding, shown};
+use crate::shared_memory::{Room, nccl_files, room};
 use crate::units::group_thousands;
 use crate::wording::{enumerated, plural};
 
@@ -19,8 +19,6 @@ const FEW_CHANNELS: u64 = 4;
 const MANY_CHANNELS: u64 = 32;
 /// docker's default for the whole of it.
 const LEAST_FREE: u64 = 64 << 20;
-/// Most entries of the folder that are looked at.
-const MOST_ENTRIES: usize = 65_536;
 
 /// The room for shared memory.
 #[derive(Debug, Clone)]
@@ -50,12 +48,10 @@ pub(super) struct Leftovers {
 
 impl SharedMemory {
     pub(super) fn look(folder: &Path) -> Self {
-        match nix::sys::statvfs::statvfs(folder) {
-            Ok(space) => Self::Space {
-                free: space.fragment_size().saturating_mul(space.blocks_available()),
-                total: space.fragment_size().saturating_mul(space.blocks()),
-                leftovers: Leftovers::look(folder, nix::unistd::getuid().as_raw()),
-            },
+        match room(folder) {
+            Ok(Room { free, total }) => {
+                Self::Space { free, total, leftovers: Leftovers::look(folder, nix::unistd::getuid().as_raw()) }
+            }
             Err(Errno::ENOENT) => Self::Missing,
             Err(error) => Self::Unread(error),
         }
@@ -64,29 +60,13 @@ impl SharedMemory {
 
 impl Leftovers {
     fn look(folder: &Path, user: u32) -> Self {
-        let mut found = Self::default();
-        let Ok(entries) = fs_err::read_dir(folder) else { return found };
-        for entry in entries.flatten().take(MOST_ENTRIES) {
-            if !is_nccl_file(&entry.file_name().to_string_lossy()) {
-                continue;
-            }
-            // Of the entry itself: a link is nothing that NCCL made.
-            if let Ok(metadata) = entry.metadata()
-                && metadata.is_file()
-                && metadata.uid() == user
-            {
-                found.files += 1;
-                found.bytes = found.bytes.saturating_add(metadata.len());
-            }
-        }
-        found
+        let files = nccl_files(folder).unwrap_or_default().files;
+        let mine = files.iter().filter(|file| file.user == user);
+        mine.fold(Self::default(), |found, file| Self {
+            files: found.files + 1,
+            bytes: found.bytes.saturating_add(file.bytes),
+        })
     }
-}
-
-/// `nccl-` and six characters that mkstemp fills in.
-fn is_nccl_file(name: &str) -> bool {
-    name.strip_prefix("nccl-")
-        .is_some_and(|rest| rest.len() == 6 && rest.bytes().all(|byte| byte.is_ascii_alphanumeric()))
 }
 
 fn mib(bytes: u64) -> String {
@@ -119,7 +99,7 @@ pub(super) fn shared_memory(sight: &Sight<'_>) -> Finding {
         evidence.push(format!("{} {files} named nccl-* of this user, {}", leftovers.files, mib(leftovers.bytes)));
         advice.push(
             "if no process of yours uses NCCL now, remove the nccl-* files in /dev/shm: a run that was killed left \
-             them (nccltune never does it for you)",
+             them (nccltune removes only what its own broken launches leave)",
         );
     }
     let evidence = evidence.join("; ");

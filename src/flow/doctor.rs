@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::facts::{ask_driver, gather};
+use super::facts::{MachineWish, ask_driver, gather};
 use crate::doctor::refuses;
 use crate::error_kind::Failure;
 use crate::process::Supervisor;
@@ -16,6 +16,8 @@ pub struct DoctorRequest {
     pub devices: Vec<String>,
     /// The library a server would load.
     pub nccl_lib: Option<PathBuf>,
+    /// Where earlier runs left what they remember, if anything names a place.
+    pub state_folder: Option<PathBuf>,
     /// The environment the tool was started in.
     pub environment: BTreeMap<String, String>,
 }
@@ -24,7 +26,13 @@ pub struct DoctorRequest {
 pub fn doctor(request: &DoctorRequest) -> Result<(CheckReport, Option<String>), Failure> {
     let supervisor = Supervisor::start()?;
     let asked = ask_driver(&supervisor, &request.environment);
-    let facts = gather(&supervisor, &request.environment, asked, &request.devices, None, request.nccl_lib.as_deref())?;
+    let wish = MachineWish {
+        devices: &request.devices,
+        ranks: None,
+        nccl_lib: request.nccl_lib.as_deref(),
+        state_folder: request.state_folder.as_deref(),
+    };
+    let facts = gather(&supervisor, &request.environment, asked, &wish)?;
     let refusal = refuses(&facts.checks);
     Ok((facts.checks, refusal))
 }

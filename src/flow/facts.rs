@@ -11,6 +11,7 @@ use crate::error_kind::Failure;
 use crate::machine::{Machine, NcclLibrary, NcclVersion};
 use crate::probe::{ProbeReport, Question};
 use crate::process::Supervisor;
+use crate::quarantine::Store;
 use crate::record::{CheckReport, FingerprintParts, Pin};
 
 /// What should measure.
@@ -69,14 +70,24 @@ fn probe_environment(environment: &BTreeMap<String, String>) -> BTreeMap<String,
     probe
 }
 
+/// What the user said about the machine.
+pub(super) struct MachineWish<'a> {
+    /// GPUs, by position or identity; all without.
+    pub(super) devices: &'a [String],
+    /// Ranks of a launch; one for each GPU without.
+    pub(super) ranks: Option<u32>,
+    /// The library a server would load.
+    pub(super) nccl_lib: Option<&'a Path>,
+    /// Where earlier runs left what they remember, if anything names a place.
+    pub(super) state_folder: Option<&'a Path>,
+}
+
 /// Gathers everything, and has doctor judge it.
 pub(super) fn gather(
     supervisor: &Supervisor,
     environment: &BTreeMap<String, String>,
     (driver_installed, report): (bool, Result<ProbeReport, DiscoveryError>),
-    wanted_devices: &[String],
-    ranks: Option<u32>,
-    nccl_lib: Option<&Path>,
+    wish: &MachineWish<'_>,
 ) -> Result<MachineFacts, Failure> {
     let (report, mut machine) = match report {
         Ok(report) => {
@@ -86,10 +97,10 @@ pub(super) fn gather(
         Err(error) => (None, Err(error)),
     };
     let devices = match &machine {
-        Ok(machine) => discovery::select_devices(machine, wanted_devices)?,
+        Ok(machine) => discovery::select_devices(machine, wish.devices)?,
         Err(_) => Vec::new(),
     };
-    let candidates = discovery::nccl_candidates(nccl_lib, environment);
+    let candidates = discovery::nccl_candidates(wish.nccl_lib, environment);
     let probe_environment = probe_environment(environment);
     let nccl = discovery::choose_nccl(supervisor, &candidates, &probe_environment);
     let loader = discovery::ask(supervisor, &Question::Nccl(None), &probe_environment).ok();
@@ -102,6 +113,7 @@ pub(super) fn gather(
     let probe_error = machine.as_ref().err().map(ToString::to_string);
     let nccl_error = nccl.as_ref().err().map(ToString::to_string);
     let own = [std::process::id()];
+    let remembered = wish.state_folder.map(|folder| Store::new(folder).remembered());
     let facts = doctor::Facts {
         root: Path::new("/"),
         environment,
@@ -115,8 +127,9 @@ pub(super) fn gather(
         loader_nccl,
         nccl: nccl.as_ref().ok(),
         nccl_error: nccl_error.as_deref(),
-        ranks: ranks.unwrap_or(devices.len() as u32),
+        ranks: wish.ranks.unwrap_or(devices.len() as u32),
         own_process_ids: &own,
+        remembered: remembered.as_ref(),
     };
     let checks = doctor::examine(&facts);
     let version = nccl.as_ref().ok().map(|nccl| NcclVersion::from_code(nccl.version));

@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod emit;
 mod environment;
 mod facts;
+mod quarantine;
 pub mod tune;
 pub mod workload;
 

@@ -8,14 +8,15 @@ use std::time::Duration;
 use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MACHINE_FILE, MANIFEST_FILE, SUMMARY_FILE};
 use super::emit::effect_of;
 use super::environment::{as_map, inherited, merge, parse_pins, worker_environment};
-use super::facts::{BackendChoice, MachineFacts, ask_driver, fingerprint, gather};
+use super::facts::{BackendChoice, MachineFacts, MachineWish, ask_driver, fingerprint, gather};
+use super::quarantine::{Failed, Memory, left_out_before};
 use super::workload::{WorkloadWish, read_bounded, trial_shape, workload};
 use super::{Listener, Update};
 use crate::backend::nccl::{NcclBackend, NcclSetup};
 use crate::backend::replay::ReplayBackend;
 use crate::backend::simulated::{MACHINES, SimulatedBackend, SimulatedMachine};
 use crate::backend::{Backend, LaunchPlan};
-use crate::campaign::{Campaign, CampaignError, Ending};
+use crate::campaign::{Campaign, CampaignError, Ending, News};
 use crate::canonical::Fingerprint;
 use crate::choice::{CampaignFacts, judge};
 use crate::clock::{Clock, wall_time};
@@ -28,6 +29,7 @@ use crate::evidence::{Evidence, Objective, default_arm, measured_points};
 use crate::journal::{self, Journal, JournalError};
 use crate::machine::{Machine, NcclLibrary, NcclVersion};
 use crate::process::Supervisor;
+use crate::quarantine::{Store, place};
 use crate::record::{
     Arm, BackendKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest, Origin, OutcomeKind,
     PassStream, Phase, Pin, Profile, Settings, Space, TrialPlan, VerdictKind, Workload,
@@ -109,6 +111,10 @@ pub struct TuneRequest {
     pub dry_run: bool,
     /// Measure although doctor refuses.
     pub force: bool,
+    /// Try arms again that hung, crashed or corrupted in earlier runs.
+    pub retry_quarantined: bool,
+    /// Where such arms are remembered, if anything names a place.
+    pub state_folder: Option<PathBuf>,
     /// What was typed.
     pub arguments: Vec<String>,
     /// The environment the tool was started in.
@@ -183,7 +189,7 @@ pub fn tune(request: &TuneRequest, listener: Listener<'_>) -> Result<TuneEnd, Fa
     listener(Update::Directory(&directory));
     prepared.context.most_launches = backend.most_final_launches();
     prepared.context.most_trial_launches = backend.most_trial_launches();
-    run(&prepared, &directory, opened, backend.as_mut(), &supervisor, listener)
+    run(request, &prepared, &directory, opened, backend.as_mut(), &supervisor, listener)
 }
 
 /// The run to go on with, or to replay.
@@ -272,14 +278,25 @@ fn prepare(
     })?;
 
     // Which arms.
-    let (space, arms, mut notices) = arms(request, previous, &pin_map, version)?;
+    let (space, mut arms, mut notices) = arms(request, previous, &pin_map, version)?;
     for notice in measured.notices.into_iter().rev() {
         if !notices.contains(&notice) {
             notices.insert(0, notice);
         }
     }
-    let Some(default) = default_arm(&arms) else {
+    let Some(default) = default_arm(&arms).cloned() else {
         return Err(Failure::new(ErrorKind::Unexpected, "the space lost its default arm"));
+    };
+    let quarantined = match (previous, &measured.nccl) {
+        (None, Some(nccl)) if kind == BackendKind::Nccl => {
+            let place = place(&measured.machine, &devices, nccl);
+            let memory = request.state_folder.as_deref().map(|folder| Store::new(folder).remembered());
+            let failed = Failed { place: &place, pins: &pin_map, retry: request.retry_quarantined };
+            failed.leave_out(memory, &mut arms, &default.id, &mut notices)
+        }
+        // A run that goes on keeps the arms it began with, whatever was remembered since: what fails in
+        // it again is left alone by its own evidence.
+        _ => left_out_before(previous, resumed.is_some(), &mut arms),
     };
     let settings = settings(request, previous);
     require_same_context(request, previous)?;
@@ -341,6 +358,7 @@ fn prepare(
         workload,
         space,
         arms,
+        quarantined,
         notices,
         settings,
         trial,
@@ -499,9 +517,12 @@ fn choose_backend(
                 supervisor,
                 &request.environment,
                 asked,
-                &request.devices,
-                request.workload.tensor_parallel,
-                request.nccl_lib.as_deref(),
+                &MachineWish {
+                    devices: &request.devices,
+                    ranks: request.workload.tensor_parallel,
+                    nccl_lib: request.nccl_lib.as_deref(),
+                    state_folder: request.state_folder.as_deref(),
+                },
             )?;
             Ok((BackendKind::Nccl, Some(facts)))
         }
@@ -546,7 +567,8 @@ fn measured_machine(
                 notices.push(format!("measured with --force although doctor refused: {refusal}"));
             }
             for check in &facts.checks.checks {
-                if check.verdict == crate::record::CheckVerdict::Warn {
+                // What is remembered is told arm by arm, where it touches this run.
+                if check.verdict == crate::record::CheckVerdict::Warn && check.name != "quarantine" {
                     listener(Update::Notice(format!("{}: {}", check.name, check.evidence)));
                 }
             }
@@ -860,6 +882,7 @@ fn backend(
 }
 
 fn run(
+    request: &TuneRequest,
     prepared: &Prepared,
     directory: &Path,
     opened: Opened,
@@ -869,13 +892,19 @@ fn run(
 ) -> Result<TuneEnd, Failure> {
     let Opened { mut journal, mut evidence, mut clock } = opened;
     let pinned = as_map(&prepared.manifest.pins);
+    let mut memory = Memory::of(request.state_folder.as_deref(), &prepared.manifest, directory);
     let ending = Campaign {
         context: &prepared.context,
         seed: Seed(prepared.manifest.seed),
         nccl_version: prepared.version,
         pinned: &pinned,
         interrupted: &|| supervisor.interrupted(),
-        listener: &mut |news| listener(Update::Campaign(news)),
+        listener: &mut |news| {
+            if let (Some(memory), News::Line(line)) = (&mut memory, &news) {
+                memory.hear(&line.event, listener);
+            }
+            listener(Update::Campaign(news));
+        },
     }
     .run(&Exhaustive, backend, &mut journal, &mut clock, &mut evidence)
     .map_err(|error| stopped(error, directory))?;

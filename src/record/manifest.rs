@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Arm, CheckReport, Space, TrialPlan, Workload};
+use super::{Arm, CheckReport, QuarantinedArm, Space, TrialPlan, Workload};
 use crate::machine::{Machine, NcclLibrary};
 
 /// What did the measuring.
@@ -171,6 +171,9 @@ pub struct Manifest {
     pub space: Space,
     /// The arms it yields; the default first.
     pub arms: Vec<Arm>,
+    /// Arms of the space that were left out because they failed in an earlier run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quarantined: Vec<QuarantinedArm>,
     /// What pruning and rules left out, in words.
     pub notices: Vec<String>,
     /// How it is measured and judged.

@@ -8,6 +8,7 @@ mod campaign;
 mod check;
 mod manifest;
 mod pass;
+mod quarantine;
 mod space;
 mod verdict;
 mod workload;
@@ -22,6 +23,7 @@ pub use pass::{
     DraftShape, FeedForward, GpuState, LayerRun, PassCase, PassKey, PassMeasurement, PassShape, PassStep, PassStream,
     PassVariant, TrialPlan,
 };
+pub use quarantine::{QuarantineEntry, QuarantineFile, QuarantinedArm};
 pub use space::{Axis, NamedArm, Rule, RuleCondition, Space};
 pub use verdict::{
     Answer, AnswerKind, BatchObjective, Choice, Contribution, Memory, Objective, PointVerdict, RepairRecord,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ArmId, Effective, PointPhase};
+use super::{ArmId, Effective, PointPhase, QuarantinedArm};
 use crate::collective::{Collective, DataType};
 
 /// What the run says.
@@ -303,6 +303,9 @@ pub struct Choice {
     pub unmeasured: Vec<String>,
     /// Arms that may not ship.
     pub vetoed: Vec<Veto>,
+    /// Arms that were not tried because they failed in an earlier run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quarantined: Vec<QuarantinedArm>,
     /// Half-width of default against default at this launch count, as a share.
     pub noise_floor: Option<f64>,
     /// Thresholds applied.

@@ -67,6 +67,7 @@ fn document(choice: &Choice, manifest: &Manifest) -> Document {
     batches(&mut document, choice);
     listed(&mut document, "Not measured, so not part of this verdict", choice.unmeasured.clone());
     vetoes(&mut document, choice);
+    listed(&mut document, "Not tried, since it failed in an earlier run", quarantined(choice));
     trials(&mut document, choice);
     listed(&mut document, "Notes", choice.notes.clone());
     document.heading(match manifest.backend {
@@ -318,6 +319,19 @@ fn vetoes(document: &mut Document, choice: &Choice) {
     listed(document, "Arms that may not ship", items);
 }
 
+/// Arms that earlier failures kept out; the rest of a long list is counted.
+fn quarantined(choice: &Choice) -> Vec<String> {
+    let mut items: Vec<String> = choice.quarantined.iter().take(VETOES_SHOWN).map(wording::quarantined).collect();
+    let hidden = choice.quarantined.len().saturating_sub(VETOES_SHOWN);
+    if hidden > 0 {
+        items.push(format!("and {hidden} more, in choice.json"));
+    }
+    if !items.is_empty() {
+        items.push("--retry-quarantined tries them again".to_owned());
+    }
+    items
+}
+
 /// Forward passes: the default's own first, then each arm.
 fn trials(document: &mut Document, choice: &Choice) {
     if choice.trials.is_empty() {
@@ -432,8 +446,10 @@ fn capitalized(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
 
     use super::*;
+    use crate::record::{ArmId, QuarantinedArm};
     use crate::wording::fixtures;
 
     #[test]
@@ -518,6 +534,30 @@ mod tests {
         let text = verdict_text(&choice, &fixtures::manifest(), None);
         assert!(text.contains("UNTRIED"), "{text}");
         assert!(!text.contains("Forward pass:"), "{text}");
+    }
+
+    #[test]
+    fn what_was_not_tried_is_named_with_its_reason_and_the_way_back() {
+        let mut choice = fixtures::keep_default();
+        assert!(!verdict_text(&choice, &fixtures::manifest(), None).contains("Not tried"));
+        let arm = |number: u32| QuarantinedArm {
+            arm: ArmId(number.to_string()),
+            name: format!("MIN_NCHANNELS={number}"),
+            env: BTreeMap::new(),
+            reason: "hung in /srv/results/box: no answer from rank 1 within 60 s".to_owned(),
+            since: "2026-11-29T08:00:00Z".to_owned(),
+        };
+        choice.quarantined = (1..=10).map(arm).collect();
+        let text = verdict_text(&choice, &fixtures::manifest(), None);
+        for words in [
+            "Not tried, since it failed in an earlier run",
+            "MIN_NCHANNELS=8: hung in /srv/results/box: no answer from rank 1 within 60 s (2026-11-29T08:00:00Z)",
+            "and 2 more, in choice.json",
+            "--retry-quarantined",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        assert!(!text.contains("MIN_NCHANNELS=9"), "{text}");
     }
 
     #[test]

@@ -119,6 +119,7 @@ pub(crate) fn manifest() -> Manifest {
             rule: Vec::new(),
         },
         arms: Vec::new(),
+        quarantined: Vec::new(),
         notices: Vec::new(),
         settings: Settings {
             min_gain: 0.02,
@@ -265,6 +266,7 @@ pub(crate) fn adopt() -> Choice {
                 reason: "all-reduce bf16 112 MiB (prefill) is 41.3 % slower".to_owned(),
             },
         ],
+        quarantined: Vec::new(),
         noise_floor: Some(0.0092),
         thresholds: Thresholds { min_gain: 0.02, max_regression: 0.02 },
         statistics: Statistics {

@@ -2,7 +2,7 @@
 //! answer holds under. An env file, a table on a terminal and a report may never disagree on them.
 
 use crate::machine::{Machine, NcclLibrary, NcclVersion};
-use crate::record::{Choice, Manifest, Origin, PointPhase, VerdictKind, Workload};
+use crate::record::{Choice, Manifest, Origin, PointPhase, QuarantinedArm, VerdictKind, Workload};
 use crate::units;
 
 #[cfg(test)]
@@ -114,6 +114,11 @@ pub fn verdict(choice: &Choice) -> String {
         (VerdictKind::Adopt, Some(gain)) => format!("{kind}: {gain}"),
         _ => format!("{kind}: {}", choice.reason.trim_end_matches('.')),
     }
+}
+
+/// An arm that was left out for an earlier failure: what happened to it, and when.
+pub fn quarantined(arm: &QuarantinedArm) -> String {
+    format!("{}: {} ({})", arm.name, arm.reason, arm.since)
 }
 
 /// What the best finalist reached where none was adopted.

@@ -23,7 +23,7 @@ const FLOORS: &[(&str, &[&str])] = &[
         "descriptions",
         &["bindings", "dynlib", "env_syntax", "wording", "evidence", "nccl_log", "nccl_model", "space", "workload"],
     ),
-    ("tools", &["journal", "probe", "process", "quarantine", "repair", "worker"]),
+    ("tools", &["journal", "probe", "process", "quarantine", "repair", "shared_memory", "worker"]),
     // Asks the probe what the machine is, so that work need not.
     ("discovery", &["discovery"]),
     ("work", &["backend", "search", "server"]),

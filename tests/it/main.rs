@@ -17,6 +17,8 @@ mod floors;
 mod planted;
 /// The real binary as a worker and as a probe: it ends with its parent and never talks nonsense.
 mod process;
+/// What earlier runs remember of arms that failed, and that no content of that file harms anybody.
+mod quarantine;
 /// What README.md and docs/ say is what the program does, and generated pages are up to date.
 mod readme;
 /// Recorded runs replayed: the same verdict again, and another one from other numbers.
