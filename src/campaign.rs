@@ -76,9 +76,22 @@ impl Ending {
     }
 }
 
+/// What the user wants of a campaign that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// That it goes on.
+    No,
+    /// That it ends as soon as what it began is of use: a block that is torn is measured again in part.
+    AfterBlock,
+    /// That it ends at once.
+    Now,
+}
+
 /// What a listener hears.
 #[derive(Debug)]
 pub enum News<'a> {
+    /// The user asked for a stop, and the block that runs is finished first.
+    Stopping,
     /// A block begins; so many cells will be measured in it.
     Block {
         /// What for.
@@ -100,8 +113,8 @@ pub struct Campaign<'a> {
     pub seed: Seed,
     /// Version that decides which variables a living worker can change.
     pub nccl_version: NcclVersion,
-    /// Whether the user asked for an orderly stop.
-    pub interrupted: &'a dyn Fn() -> bool,
+    /// What the user wants by now.
+    pub stop: &'a dyn Fn() -> Stop,
     /// Who listens.
     pub listener: &'a mut dyn FnMut(News<'_>),
 }
@@ -118,16 +131,25 @@ impl Campaign<'_> {
         evidence: &mut Evidence,
     ) -> Result<Ending, CampaignError> {
         let mut next_launch = evidence.next_launch();
-        self.close_torn_block(journal, clock, evidence)?;
+        self.close_last_block(journal, clock, evidence)?;
         loop {
-            if (self.interrupted)() {
+            let want = match (self.stop)() {
+                Stop::No => Some(strategy.next(self.context, evidence)),
+                // Where nothing is left to measure the verdict costs no time. Nothing else is decided any
+                // more: with a longer budget the resumed run may decide otherwise.
+                Stop::AfterBlock => {
+                    Some(strategy.next(self.context, evidence)).filter(|want| *want == Want::Done { budget: false })
+                }
+                Stop::Now => None,
+            };
+            let Some(want) = want else {
                 self.journal(journal, clock, evidence, Event::RunInterrupted { reason: "interrupt".to_owned() })?;
                 journal.sync()?;
                 return Ok(Ending::Interrupt);
-            }
-            match strategy.next(self.context, evidence) {
+            };
+            match want {
                 Want::Block { phase, arms } => {
-                    // An interrupted block shows at the top of the loop.
+                    // A block that was torn by a stop shows at the top of the loop.
                     self.run_block(phase, &arms, &mut next_launch, backend, journal, clock, evidence)?;
                 }
                 Want::Finalists { arms, launches, reason } => {
@@ -151,20 +173,44 @@ impl Campaign<'_> {
     }
 
     /// A block that an earlier process left open is closed as it is: what it lacks is measured in a
-    /// block of its own, beside a default of its own, so that no pair spans the seam.
-    fn close_torn_block(
+    /// block of its own, beside a default of its own, so that no pair spans the seam. What is in it
+    /// must have been measured under equal conditions, as in any block; that may be left to say even
+    /// where its end was written.
+    fn close_last_block(
         &mut self,
         journal: &mut Journal,
         clock: &mut Clock,
         evidence: &mut Evidence,
     ) -> Result<(), CampaignError> {
-        if let Some((block, _, _)) = evidence.open_block(&self.context.points, self.context.passes()) {
+        let Some((block, phase)) = evidence.last_block() else { return Ok(()) };
+        if !evidence.ended_blocks(phase).contains(&block) {
             self.journal(journal, clock, evidence, Event::BlockEnded { block })?;
+        }
+        self.void_if_uneven(block, phase, journal, clock, evidence)?;
+        journal.sync()?;
+        Ok(())
+    }
+
+    /// A block of the trial whose launches saw different clock limits counts for nothing.
+    fn void_if_uneven(
+        &mut self,
+        block: u32,
+        phase: Phase,
+        journal: &mut Journal,
+        clock: &mut Clock,
+        evidence: &mut Evidence,
+    ) -> Result<(), CampaignError> {
+        if phase == Phase::Trial
+            && !evidence.voided().contains_key(&block)
+            && evidence.voided().len() < MOST_VOIDED
+            && let Some(reason) = evidence.throttle_difference(block)
+        {
+            self.journal(journal, clock, evidence, Event::BlockVoided { block, reason })?;
         }
         Ok(())
     }
 
-    /// One block, or the part of it before the user asked for a stop.
+    /// One block, or the part of it before the user wanted an end at once.
     #[expect(clippy::too_many_arguments, reason = "the loop's state, passed on as it is")]
     fn run_block(
         &mut self,
@@ -194,30 +240,22 @@ impl Campaign<'_> {
         });
         plans.reverse();
         let mut extra = 0;
+        let mut told = false;
         while let Some(plan) = plans.pop() {
-            if (self.interrupted)() {
+            self.run_launch(&plan, backend, journal, clock, evidence, &mut told)?;
+            if (self.stop)() == Stop::Now {
                 return Ok(());
             }
-            self.run_launch(&plan, backend, journal, clock, evidence)?;
             // A launch that broke leaves arms that nobody tried: they get a fresh one.
             if let Some(rest) = self.remainder(&plan, evidence, next_launch)
                 && extra < EXTRA_LAUNCHES
-                && !(self.interrupted)()
             {
                 extra += 1;
                 plans.push(rest);
             }
         }
-        if (self.interrupted)() {
-            return Ok(());
-        }
         self.journal(journal, clock, evidence, Event::BlockEnded { block })?;
-        if phase == Phase::Trial
-            && evidence.voided().len() < MOST_VOIDED
-            && let Some(reason) = evidence.throttle_difference(block)
-        {
-            self.journal(journal, clock, evidence, Event::BlockVoided { block, reason })?;
-        }
+        self.void_if_uneven(block, phase, journal, clock, evidence)?;
         journal.sync()?;
         if evidence.measured_cells() + evidence.failures().len() as u32 == known {
             // The strategy would want the same block again, for ever.
@@ -233,6 +271,7 @@ impl Campaign<'_> {
         journal: &mut Journal,
         clock: &mut Clock,
         evidence: &mut Evidence,
+        told: &mut bool,
     ) -> Result<(), CampaignError> {
         let mut failure = None;
         let launch_start_s = clock.elapsed_s();
@@ -247,13 +286,20 @@ impl Campaign<'_> {
                 }
                 _ => {}
             }
-            match self.journal(journal, clock, evidence, event) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(error) => {
-                    failure = Some(error);
-                    ControlFlow::Break(())
-                }
+            if let Err(error) = self.journal(journal, clock, evidence, event) {
+                failure = Some(error);
+                return ControlFlow::Break(());
             }
+            match (self.stop)() {
+                Stop::No => {}
+                Stop::AfterBlock => {
+                    if !std::mem::replace(told, true) {
+                        (self.listener)(News::Stopping);
+                    }
+                }
+                Stop::Now => return ControlFlow::Break(()),
+            }
+            ControlFlow::Continue(())
         });
         if let Some(error) = failure {
             return Err(error.into());
@@ -550,7 +596,7 @@ mod tests {
             context,
             seed: Seed(1),
             nccl_version: NcclVersion::v2(28, 9),
-            interrupted: &|| false,
+            stop: &|| Stop::No,
             listener: &mut |_| {},
         }
         .run(&Exhaustive, backend, &mut journal, &mut Clock::virtual_time(), &mut evidence)
@@ -640,7 +686,7 @@ mod tests {
             context: &context,
             seed: Seed(1),
             nccl_version: NcclVersion::v2(28, 9),
-            interrupted: &|| false,
+            stop: &|| Stop::No,
             listener: &mut |_| {},
         }
         .run(&Exhaustive, &mut backend, &mut journal, &mut Clock::virtual_time(), &mut evidence)

@@ -509,11 +509,13 @@ impl<'a> Launch<'a> {
             return Err(self.ended(rank, exit, step));
         }
         while answers.len() < ranks.len() {
-            if self.backend.setup.supervisor.interrupted() {
+            let slice = Deadline::after(SLICE.min(deadline.remaining()));
+            let event = self.group.receive(slice);
+            // Looked at after receiving: workers that the user had killed did not crash.
+            if self.backend.setup.supervisor.killed() {
                 return Err(interrupted());
             }
-            let slice = Deadline::after(SLICE.min(deadline.remaining()));
-            match self.group.receive(slice) {
+            match event {
                 Some(ChildEvent::Frame { child, line }) => match serde_json::from_str(&line) {
                     Ok(Answer::Failed { failure, detail, log }) => {
                         return Err(self.explain_failure(child, step, failure, &detail, &log));

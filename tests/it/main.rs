@@ -7,6 +7,9 @@ mod bad_input;
 mod command;
 /// Whole commands as a user types them: both streams, the status, and the files.
 mod commands;
+/// A run that is cut off at any event and at any byte, killed, stopped by signals or by a full disk:
+/// whatever it held is kept, and it goes on to the same answer.
+mod crash;
 /// Which module of `src/` may know which: the floors, and planted trees that must be caught.
 mod floors;
 /// Machines with planted effects: what is there is found, what is not there is never adopted.
