@@ -78,9 +78,22 @@ impl Ending {
     }
 }
 
+/// What the user wants of a campaign that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// That it goes on.
+    No,
+    /// That it ends as soon as what it began is of use: a block that is torn is measured again in part.
+    AfterBlock,
+    /// That it ends at once.
+    Now,
+}
+
 /// What a listener hears.
 #[derive(Debug)]
 pub enum News<'a> {
+    /// The user asked for a stop, and the block that runs is finished first.
+    Stopping,
     /// A block begins; so many cells will be measured in it.
     Block {
         /// What for.
@@ -104,8 +117,8 @@ pub struct Campaign<'a> {
     pub nccl_version: NcclVersion,
     /// Variables that hold in every arm.
     pub pinned: &'a BTreeMap<String, String>,
-    /// Whether the user asked for an orderly stop.
-    pub interrupted: &'a dyn Fn() -> bool,
+    /// What the user wants by now.
+    pub stop: &'a dyn Fn() -> Stop,
     /// Who listens.
     pub listener: &'a mut dyn FnMut(News<'_>),
 }
@@ -122,16 +135,25 @@ impl Campaign<'_> {
         evidence: &mut Evidence,
     ) -> Result<Ending, CampaignError> {
         let mut next_launch = evidence.next_launch();
-        self.close_torn_block(journal, clock, evidence)?;
+        self.close_last_block(journal, clock, evidence)?;
         loop {
-            if (self.interrupted)() {
+            let want = match (self.stop)() {
+                Stop::No => Some(strategy.next(self.context, evidence)),
+                // Where nothing is left to measure the verdict costs no time. Nothing else is decided any
+                // more: with a longer budget the resumed run may decide otherwise.
+                Stop::AfterBlock => {
+                    Some(strategy.next(self.context, evidence)).filter(|want| *want == Want::Done { budget: false })
+                }
+                Stop::Now => None,
+            };
+            let Some(want) = want else {
                 self.journal(journal, clock, evidence, Event::RunInterrupted { reason: "interrupt".to_owned() })?;
                 journal.sync()?;
                 return Ok(Ending::Interrupt);
-            }
-            match strategy.next(self.context, evidence) {
+            };
+            match want {
                 Want::Block { phase, arms } => {
-                    // An interrupted block shows at the top of the loop.
+                    // A block that was torn by a stop shows at the top of the loop.
                     self.run_block(phase, &arms, &mut next_launch, backend, journal, clock, evidence)?;
                 }
                 Want::Finalists { arms, launches, reason } => {
@@ -155,20 +177,44 @@ impl Campaign<'_> {
     }
 
     /// A block that an earlier process left open is closed as it is: what it lacks is measured in a
-    /// block of its own, beside a default of its own, so that no pair spans the seam.
-    fn close_torn_block(
+    /// block of its own, beside a default of its own, so that no pair spans the seam. What is in it
+    /// must have been measured under equal conditions, as in any block; that may be left to say even
+    /// where its end was written.
+    fn close_last_block(
         &mut self,
         journal: &mut Journal,
         clock: &mut Clock,
         evidence: &mut Evidence,
     ) -> Result<(), CampaignError> {
-        if let Some((block, _, _)) = evidence.open_block(&self.context.points, self.context.passes()) {
+        let Some((block, phase)) = evidence.last_block() else { return Ok(()) };
+        if !evidence.ended_blocks(phase).contains(&block) {
             self.journal(journal, clock, evidence, Event::BlockEnded { block })?;
+        }
+        self.void_if_uneven(block, phase, journal, clock, evidence)?;
+        journal.sync()?;
+        Ok(())
+    }
+
+    /// A block of the trial whose launches saw different clock limits counts for nothing.
+    fn void_if_uneven(
+        &mut self,
+        block: u32,
+        phase: Phase,
+        journal: &mut Journal,
+        clock: &mut Clock,
+        evidence: &mut Evidence,
+    ) -> Result<(), CampaignError> {
+        if phase == Phase::Trial
+            && !evidence.voided().contains_key(&block)
+            && evidence.voided().len() < MOST_VOIDED
+            && let Some(reason) = evidence.throttle_difference(block)
+        {
+            self.journal(journal, clock, evidence, Event::BlockVoided { block, reason })?;
         }
         Ok(())
     }
 
-    /// One block, or the part of it before the user asked for a stop.
+    /// One block, or the part of it before the user wanted an end at once.
     #[expect(clippy::too_many_arguments, reason = "the loop's state, passed on as it is")]
     fn run_block(
         &mut self,
@@ -198,28 +244,28 @@ impl Campaign<'_> {
         });
         plans.reverse();
         let mut extra = 0;
+        let mut told = false;
         while let Some(plan) = plans.pop() {
-            if (self.interrupted)() {
+            let failures = evidence.failures().len();
+            self.run_launch(&plan, backend, journal, clock, evidence, &mut told)?;
+            if (self.stop)() == Stop::Now {
                 return Ok(());
             }
-            let known = evidence.failures().len();
-            self.run_launch(&plan, backend, journal, clock, evidence)?;
             let mut again = None;
-            if evidence.failures().len() > known {
+            if evidence.failures().len() > failures {
                 self.condemn(block, plan.launch, journal, clock, evidence)?;
-                let ran_and_failed = |failure: &Failure| {
-                    failure.arm == self.context.default && failure.kind != OutcomeKind::NotRecorded
-                };
-                if evidence.failures()[known..].iter().any(ran_and_failed)
+                let ran_and_failed =
+                    |failure: &Failure| failure.arm == self.context.default && failure.kind != OutcomeKind::NotRecorded;
+                if evidence.failures()[failures..].iter().any(ran_and_failed)
                     && quarantined(evidence).contains(&self.context.default)
                 {
                     // Nothing can be compared with a default that does not run: the machine is at fault.
                     break;
                 }
-                let arms = if self.repair(known, journal, clock, evidence)? {
+                let arms = if self.repair(failures, journal, clock, evidence)? {
                     plan.communicators.iter().map(|communicator| communicator.arm.id.clone()).collect()
                 } else {
-                    self.to_be_confirmed(known, evidence)
+                    self.to_be_confirmed(failures, evidence)
                 };
                 again = self.replan(&plan, &arms, next_launch);
                 let out = quarantined(evidence);
@@ -231,22 +277,14 @@ impl Campaign<'_> {
             // A launch that broke leaves arms that nobody tried: they get a fresh one. What is to be
             // confirmed comes before it, since it may condemn them.
             for plan in self.remainder(&plan, evidence, next_launch).into_iter().chain(again) {
-                if extra < EXTRA_LAUNCHES && !(self.interrupted)() {
+                if extra < EXTRA_LAUNCHES {
                     extra += 1;
                     plans.push(plan);
                 }
             }
         }
-        if (self.interrupted)() {
-            return Ok(());
-        }
         self.journal(journal, clock, evidence, Event::BlockEnded { block })?;
-        if phase == Phase::Trial
-            && evidence.voided().len() < MOST_VOIDED
-            && let Some(reason) = evidence.throttle_difference(block)
-        {
-            self.journal(journal, clock, evidence, Event::BlockVoided { block, reason })?;
-        }
+        self.void_if_uneven(block, phase, journal, clock, evidence)?;
         journal.sync()?;
         if evidence.measured_cells() + evidence.failures().len() as u32 == known {
             // The strategy would want the same block again, for ever.
@@ -368,6 +406,7 @@ impl Campaign<'_> {
         journal: &mut Journal,
         clock: &mut Clock,
         evidence: &mut Evidence,
+        told: &mut bool,
     ) -> Result<(), CampaignError> {
         let mut failure = None;
         let launch_start_s = clock.elapsed_s();
@@ -386,13 +425,20 @@ impl Campaign<'_> {
                 }
                 _ => {}
             }
-            match self.journal(journal, clock, evidence, event) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(error) => {
-                    failure = Some(error);
-                    ControlFlow::Break(())
-                }
+            if let Err(error) = self.journal(journal, clock, evidence, event) {
+                failure = Some(error);
+                return ControlFlow::Break(());
             }
+            match (self.stop)() {
+                Stop::No => {}
+                Stop::AfterBlock => {
+                    if !std::mem::replace(told, true) {
+                        (self.listener)(News::Stopping);
+                    }
+                }
+                Stop::Now => return ControlFlow::Break(()),
+            }
+            ControlFlow::Continue(())
         });
         if let Some(error) = failure {
             return Err(error.into());
@@ -695,7 +741,7 @@ mod tests {
             seed: Seed(1),
             nccl_version: NcclVersion::v2(28, 9),
             pinned: &BTreeMap::new(),
-            interrupted: &|| false,
+            stop: &|| Stop::No,
             listener: &mut |_| {},
         }
         .run(&Exhaustive, backend, &mut journal, &mut Clock::virtual_time(), &mut evidence)
@@ -786,7 +832,7 @@ mod tests {
             seed: Seed(1),
             nccl_version: NcclVersion::v2(28, 9),
             pinned: &BTreeMap::new(),
-            interrupted: &|| false,
+            stop: &|| Stop::No,
             listener: &mut |_| {},
         }
         .run(&Exhaustive, &mut backend, &mut journal, &mut Clock::virtual_time(), &mut evidence)

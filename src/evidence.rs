@@ -387,6 +387,11 @@ impl Evidence {
         self.phases.keys().next_back().map_or(0, |last| last + 1)
     }
 
+    /// The block that was begun last, with its phase.
+    pub fn last_block(&self) -> Option<(u32, Phase)> {
+        self.phases.last_key_value().map(|(block, phase)| (*block, *phase))
+    }
+
     /// A block that was begun and not ended: its number, phase, and the arms that have neither a
     /// complete measurement nor a failure in it.
     pub fn open_block(&self, points: &[PointKey], passes: &[PassCase]) -> Option<(u32, Phase, Vec<ArmId>)> {

@@ -209,7 +209,12 @@ fn length_of_whole_lines(file: &mut fs_err::File) -> std::io::Result<u64> {
 
 fn read_lines(path: &Path) -> Result<Vec<JournalLine>, JournalError> {
     let io = |source| JournalError::Io { doing: "read", path: path.to_owned(), source };
-    let mut reader = BufReader::new(fs_err::File::open(path).map_err(io)?);
+    read_from(BufReader::new(fs_err::File::open(path).map_err(io)?), path)
+}
+
+/// Reads a journal from anywhere; `path` is what errors call it.
+pub fn read_from(mut reader: impl BufRead, path: &Path) -> Result<Vec<JournalLine>, JournalError> {
+    let io = |source| JournalError::Io { doing: "read", path: path.to_owned(), source };
     let mut lines: Vec<JournalLine> = Vec::new();
     let mut text = Vec::new();
     loop {

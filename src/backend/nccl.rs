@@ -648,11 +648,13 @@ impl<'a> Launch<'a> {
             return Err(self.explain(step, rank, Trouble::Ended(exit)));
         }
         while !waiting.is_empty() {
-            if self.backend.setup.supervisor.interrupted() {
+            let next = waiting.values().map(|rank| rank.deadline.remaining()).min().unwrap_or_default();
+            let event = self.group.receive(Deadline::after(SLICE.min(next)));
+            // Looked at after receiving: workers that the user had killed did not crash.
+            if self.backend.setup.supervisor.killed() {
                 return Err(interrupted());
             }
-            let next = waiting.values().map(|rank| rank.deadline.remaining()).min().unwrap_or_default();
-            let (child, trouble) = match self.group.receive(Deadline::after(SLICE.min(next))) {
+            let (child, trouble) = match event {
                 Some(ChildEvent::Frame { child, line }) => match serde_json::from_str(&line) {
                     Ok(Answer::Progress { phase }) => {
                         if let Some(rank) = waiting.get_mut(&child) {

@@ -1,10 +1,11 @@
 //! A recorded run as a backend: the same campaign over numbers that were measured earlier.
 //!
-//! Keyed by (arm, point). Launches of an arm are handed out in the order in which they were
-//! recorded, all points of one launch together. A plan that wants more launches than were recorded
-//! gets none: drawing recorded ones again would make intervals narrower than the evidence. With an
-//! assumed noise every launch is redrawn around the recorded ones with that spread, which the verdict
-//! says.
+//! A block of this run is given the arms of one recorded block, the first of its phase that was not
+//! given out yet: what was measured side by side stays side by side, also where an arm failed in a
+//! block or an interrupt tore one. An arm that the block lacks is left to a later one that holds it. A
+//! plan that wants more than was recorded gets nothing: drawing recorded launches again would make
+//! intervals narrower than the evidence. With an assumed noise every launch is redrawn around the
+//! recorded ones with that spread, which the verdict says.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,34 +14,108 @@ use rand::RngExt;
 
 use super::{Backend, BackendError, CommunicatorPlan, LaunchPlan, Sink};
 use crate::record::{
-    ArmId, CellMeasurement, Event, JournalLine, Outcome, OutcomeKind, PassKey, PassMeasurement, Phase, PointKey,
+    Arm, ArmId, CellMeasurement, Event, JournalLine, Outcome, OutcomeKind, PassKey, PassMeasurement, Phase, PointKey,
 };
 use crate::seed::Seed;
 
-/// The launches of one arm in one phase.
-#[derive(Debug, Default)]
-struct Recorded {
-    /// Per launch: its block and its cells.
-    launches: Vec<(u32, BTreeMap<PointKey, CellMeasurement>)>,
-    handed_out: usize,
+/// What one arm was measured at in one block.
+type Measured<Key, Value> = BTreeMap<Key, Value>;
+
+/// The recorded blocks of a phase.
+#[derive(Debug)]
+struct Blocks<Key, Value> {
+    /// What each holds.
+    arms: BTreeMap<u32, BTreeMap<ArmId, Measured<Key, Value>>>,
+    /// Recorded blocks that no block of this run was given.
+    unused: BTreeSet<u32>,
+    /// Blocks of this run, with what each was given.
+    given: BTreeMap<u32, u32>,
 }
 
-/// The passes of one arm, launch by launch.
-#[derive(Debug, Default)]
-struct RecordedPasses {
-    launches: Vec<(u32, BTreeMap<PassKey, PassMeasurement>)>,
-    handed_out: usize,
+impl<Key, Value> Default for Blocks<Key, Value> {
+    fn default() -> Self {
+        Self { arms: BTreeMap::new(), unused: BTreeSet::new(), given: BTreeMap::new() }
+    }
+}
+
+/// What a block of this run has of an arm.
+enum Share<'a, Key, Value> {
+    /// This.
+    Here(&'a Measured<Key, Value>),
+    /// Nothing, but a later block may.
+    Later,
+    /// Nothing, and no later block has any: this is what was wanted and is not there.
+    Never(Key),
+}
+
+impl<Key: Copy + Ord, Value> Blocks<Key, Value> {
+    /// A block holds a measurement once; the same again, in an edited journal, is no other.
+    fn add(&mut self, block: u32, arm: &ArmId, key: Key, value: Value) {
+        self.unused.insert(block);
+        self.arms.entry(block).or_default().entry(arm.clone()).or_default().entry(key).or_insert(value);
+    }
+
+    fn launch(&self, block: u32, arm: &ArmId) -> Option<&Measured<Key, Value>> {
+        self.arms.get(&block)?.get(arm)
+    }
+
+    /// Launches of an arm, whole or not.
+    fn launches<'a>(&'a self, arm: &'a ArmId) -> impl Iterator<Item = &'a Measured<Key, Value>> {
+        self.arms.values().filter_map(|arms| arms.get(arm))
+    }
+
+    /// Gives a block of this run its recorded one, with the first launch that can be served.
+    fn give(&mut self, block: u32, arms: &[&ArmId], wanted: &[Key]) {
+        if self.given.contains_key(&block) {
+            return;
+        }
+        let serves = |recorded: &u32| {
+            arms.iter().any(|arm| {
+                self.launch(*recorded, arm).is_some_and(|launch| wanted.iter().any(|key| launch.contains_key(key)))
+            })
+        };
+        if let Some(recorded) = self.unused.iter().copied().find(serves) {
+            self.unused.remove(&recorded);
+            self.given.insert(block, recorded);
+        }
+    }
+
+    /// An arm's share in a block of this run. A launch that an interrupt tore is handed out as it was
+    /// recorded.
+    fn share(&self, block: u32, arm: &ArmId, wanted: &[Key]) -> Option<Share<'_, Key, Value>> {
+        // What no launch of the arm ever held is no matter of blocks.
+        if let Some(never) = wanted.iter().find(|key| self.launches(arm).all(|launch| !launch.contains_key(key))) {
+            return Some(Share::Never(*never));
+        }
+        if let Some(launch) = self.given.get(&block).and_then(|recorded| self.launch(*recorded, arm)) {
+            return Some(Share::Here(launch));
+        }
+        if self.unused.iter().any(|recorded| self.launch(*recorded, arm).is_some()) {
+            return Some(Share::Later);
+        }
+        wanted.first().map(|first| Share::Never(*first))
+    }
+
+    /// Blocks in which two arms were measured whole, or one where none was ever beside another: what a
+    /// verdict can rest on.
+    fn paired(&self) -> Option<u32> {
+        let fullest = self.arms.values().flat_map(|arms| arms.values().map(BTreeMap::len)).max()?;
+        let whole = |arms: &BTreeMap<ArmId, Measured<Key, Value>>| {
+            arms.values().filter(|launch| launch.len() == fullest).count()
+        };
+        let at_least = |arms: usize| self.arms.values().filter(|block| whole(block) >= arms).count() as u32;
+        Some(at_least(2)).filter(|pairs| *pairs > 0).or_else(|| Some(at_least(1)))
+    }
 }
 
 /// The replay backend.
 pub struct ReplayBackend {
-    recorded: BTreeMap<(Phase, ArmId), Recorded>,
-    passes: BTreeMap<ArmId, RecordedPasses>,
+    cells: BTreeMap<Phase, Blocks<PointKey, CellMeasurement>>,
+    passes: Blocks<PassKey, PassMeasurement>,
     failures: BTreeMap<ArmId, Outcome>,
     seed: Seed,
     /// Launches are redrawn around the recorded medians with this spread, where a run holds too few.
     assumed_noise: Option<f64>,
-    blocks: BTreeMap<u32, u32>,
     missing: BTreeSet<ArmId>,
 }
 
@@ -48,8 +123,8 @@ impl ReplayBackend {
     /// From the journal of a recorded run.
     pub fn new(lines: &[JournalLine], seed: Seed, assumed_noise: Option<f64>) -> Result<Self, BackendError> {
         let mut phases: BTreeMap<u32, Phase> = BTreeMap::new();
-        let mut recorded: BTreeMap<(Phase, ArmId), Recorded> = BTreeMap::new();
-        let mut passes: BTreeMap<ArmId, RecordedPasses> = BTreeMap::new();
+        let mut cells: BTreeMap<Phase, Blocks<PointKey, CellMeasurement>> = BTreeMap::new();
+        let mut passes = Blocks::default();
         let voided: BTreeSet<u32> = lines
             .iter()
             .filter_map(|line| match &line.event {
@@ -65,23 +140,11 @@ impl ReplayBackend {
                 }
                 Event::CellMeasured(cell) => {
                     let Some(phase) = phases.get(&cell.block) else { continue };
-                    let of_arm = &mut recorded.entry((*phase, cell.arm.clone())).or_default().launches;
-                    match of_arm.last_mut() {
-                        Some((block, cells)) if *block == cell.block => {
-                            cells.insert(cell.point, cell.clone());
-                        }
-                        _ => of_arm.push((cell.block, BTreeMap::from([(cell.point, cell.clone())]))),
-                    }
+                    cells.entry(*phase).or_default().add(cell.block, &cell.arm, cell.point, cell.clone());
                 }
                 // What did not count then does not count now.
                 Event::PassMeasured(pass) if !voided.contains(&pass.block) => {
-                    let of_arm = &mut passes.entry(pass.arm.clone()).or_default().launches;
-                    match of_arm.last_mut() {
-                        Some((block, passes)) if *block == pass.block => {
-                            passes.insert(pass.pass, pass.clone());
-                        }
-                        _ => of_arm.push((pass.block, BTreeMap::from([(pass.pass, pass.clone())]))),
-                    }
+                    passes.add(pass.block, &pass.arm, pass.pass, pass.clone());
                 }
                 Event::CellFailed { arm, outcome, .. } => {
                     failures.insert(arm.clone(), outcome.clone());
@@ -89,92 +152,112 @@ impl ReplayBackend {
                 _ => {}
             }
         }
-        if recorded.is_empty() {
+        if cells.is_empty() {
             return Err(BackendError::Unusable("the recorded run holds no measurement".to_owned()));
         }
-        Ok(Self { recorded, passes, failures, seed, assumed_noise, blocks: BTreeMap::new(), missing: BTreeSet::new() })
+        Ok(Self { cells, passes, failures, seed, assumed_noise, missing: BTreeSet::new() })
     }
 
-    /// Most launches that any arm was recorded with in the final: what a verdict can rest on.
+    /// Most paired launches that were recorded in the final.
     pub fn most_final_launches(&self) -> Option<u32> {
         if self.assumed_noise.is_some() {
             return None;
         }
-        let finals = self.recorded.iter().filter(|((phase, _), _)| *phase == Phase::Final);
-        finals.map(|(_, recorded)| recorded.launches.len() as u32).max()
+        self.cells.get(&Phase::Final)?.paired()
     }
 
-    /// Most launches of the trial that any arm was recorded with.
+    /// Most paired launches that were recorded in the trial.
     pub fn most_trial_launches(&self) -> Option<u32> {
-        self.passes.values().map(|recorded| recorded.launches.len() as u32).max()
+        self.passes.paired()
     }
 
-    /// The cells of the next recorded launch of an arm. With an assumed noise, a launch is drawn by
-    /// the block's own draw, the same for every arm of the block: arms that were measured side by side
-    /// stay side by side.
-    fn next_launch(&mut self, phase: Phase, arm: &ArmId, block: u32) -> Option<BTreeMap<PointKey, CellMeasurement>> {
-        let key = (phase, arm.clone());
-        if self.assumed_noise.is_none() {
-            let recorded = self.recorded.get_mut(&key)?;
-            let position = recorded.handed_out;
-            recorded.handed_out += 1;
-            return recorded.launches.get(position).map(|(_, cells)| cells.clone());
-        }
-        // A finalist of this replay may not have been one in the recorded run; its search launches
-        // then stand in.
-        let other = match phase {
-            Phase::Search => Phase::Final,
-            Phase::Final | Phase::Trial => Phase::Search,
-        };
-        let recorded = self.recorded.get(&key).or_else(|| self.recorded.get(&(other, arm.clone())))?;
-        let draw =
-            *self.blocks.entry(block).or_insert_with(|| self.seed.derive("replay-block", &block.to_string()).random());
-        let index = draw as usize % recorded.launches.len();
-        Some(recorded.launches[index].1.clone())
-    }
-}
-
-impl ReplayBackend {
-    /// The recorded passes of the next launch of an arm, in the order of the plan; the failure where
-    /// one was never timed.
-    fn replay_passes(
+    /// What an arm is given in a launch: cells, nothing for now, or the failure.
+    fn cells(
         &mut self,
         plan: &LaunchPlan,
         communicator: &CommunicatorPlan,
-        duration_s: &mut f64,
+    ) -> Result<Vec<CellMeasurement>, Box<Event>> {
+        let (arm, points) = (&communicator.arm.id, communicator.points.as_slice());
+        let share = match self.assumed_noise {
+            None => self.cells.get(&plan.phase).and_then(|blocks| blocks.share(plan.block, arm, points)),
+            Some(_) => self.drawn(plan, arm, points).map(Share::Here),
+        };
+        let never = match share {
+            Some(Share::Here(launch)) => {
+                let cells = points.iter().filter_map(|point| launch.get(point));
+                return Ok(cells.sorted_by_key(|cell| cell.position).cloned().collect());
+            }
+            Some(Share::Later) => return Ok(Vec::new()),
+            Some(Share::Never(point)) => Some(point),
+            None => points.first().copied(),
+        };
+        let Some(point) = never else { return Ok(Vec::new()) };
+        // What the recorded run could not measure failed then; what it never tried is another matter.
+        let outcome = self.failures.get(arm).cloned().unwrap_or_else(|| {
+            self.missing.insert(arm.clone());
+            Outcome {
+                kind: OutcomeKind::NotRecorded,
+                detail: format!(
+                    "the recorded run has no further launch of this arm at {} of {} bytes; --assume-noise redraws",
+                    point.collective, point.bytes
+                ),
+            }
+        });
+        Err(Box::new(failed(plan, &communicator.arm, Some(point), outcome)))
+    }
+
+    /// A recorded launch by the block's own draw, the same for every arm of the block: arms that were
+    /// measured side by side stay side by side. Only whole launches are drawn.
+    fn drawn(
+        &self,
+        plan: &LaunchPlan,
+        arm: &ArmId,
+        points: &[PointKey],
+    ) -> Option<&Measured<PointKey, CellMeasurement>> {
+        // A finalist of this replay may not have been one in the recorded run; its search launches
+        // then stand in.
+        let other = match plan.phase {
+            Phase::Search => Phase::Final,
+            Phase::Final | Phase::Trial => Phase::Search,
+        };
+        let draw: u32 = self.seed.derive("replay-block", &plan.block.to_string()).random();
+        [plan.phase, other].into_iter().find_map(|phase| {
+            let blocks = &self.cells.get(&phase)?.arms;
+            let first = draw as usize % blocks.len().max(1);
+            let launches = blocks.values().cycle().skip(first).take(blocks.len()).filter_map(|arms| arms.get(arm));
+            launches.into_iter().find(|launch| points.iter().all(|point| launch.contains_key(point)))
+        })
+    }
+
+    /// The same for the passes of a trial.
+    fn passes(
+        &mut self,
+        plan: &LaunchPlan,
+        communicator: &CommunicatorPlan,
     ) -> Result<Vec<PassMeasurement>, Box<Event>> {
         let arm = &communicator.arm.id;
-        let failed = |outcome: Outcome| {
-            Box::new(Event::CellFailed {
-                arm: arm.clone(),
-                point: None,
-                block: plan.block,
-                launch: plan.launch,
-                outcome,
-                duration_s: 0.0,
-            })
-        };
-        let not_recorded = Outcome {
-            kind: OutcomeKind::NotRecorded,
-            detail: "the recorded run holds no forward pass of this arm".to_owned(),
-        };
-        let Some(recorded) = self.passes.get_mut(arm).filter(|recorded| !recorded.launches.is_empty()) else {
-            self.missing.insert(arm.clone());
-            return Err(failed(self.failures.get(arm).cloned().unwrap_or(not_recorded)));
-        };
-        let position = recorded.handed_out;
-        recorded.handed_out += 1;
-        let Some((_, passes)) = recorded.launches.get(position) else { return Err(failed(not_recorded)) };
-        communicator
-            .passes
-            .iter()
-            .map(|wanted| {
-                let pass = passes.get(&wanted.case.key()).ok_or_else(|| failed(not_recorded.clone()))?;
-                *duration_s += pass.duration_s;
-                Ok(PassMeasurement { block: plan.block, launch: plan.launch, ..pass.clone() })
-            })
-            .collect()
+        let wanted: Vec<PassKey> = communicator.passes.iter().map(|pass| pass.case.key()).collect();
+        match self.passes.share(plan.block, arm, &wanted) {
+            Some(Share::Here(launch)) => Ok(wanted.iter().filter_map(|key| launch.get(key)).cloned().collect()),
+            Some(Share::Later) | None => Ok(Vec::new()),
+            Some(Share::Never(_)) => {
+                let not_recorded = Outcome {
+                    kind: OutcomeKind::NotRecorded,
+                    detail: "the recorded run holds no forward pass of this arm".to_owned(),
+                };
+                let was_timed = self.passes.launches(arm).next().is_some();
+                let outcome = self.failures.get(arm).filter(|_| !was_timed).cloned().unwrap_or(not_recorded);
+                if !was_timed {
+                    self.missing.insert(arm.clone());
+                }
+                Err(Box::new(failed(plan, &communicator.arm, None, outcome)))
+            }
+        }
     }
+}
+
+fn failed(plan: &LaunchPlan, arm: &Arm, point: Option<PointKey>, outcome: Outcome) -> Event {
+    Event::CellFailed { arm: arm.id.clone(), point, block: plan.block, launch: plan.launch, outcome, duration_s: 0.0 }
 }
 
 impl Backend for ReplayBackend {
@@ -183,51 +266,34 @@ impl Backend for ReplayBackend {
         if sink(started).is_break() {
             return Ok(());
         }
+        let arms: Vec<&ArmId> = plan.communicators.iter().map(|communicator| &communicator.arm.id).collect();
+        if self.assumed_noise.is_none()
+            && let Some(blocks) = self.cells.get_mut(&plan.phase)
+        {
+            let points = plan.communicators.iter().flat_map(|communicator| communicator.points.iter().copied());
+            blocks.give(plan.block, &arms, &points.collect_vec());
+        }
+        let passes = plan.communicators.iter().flat_map(|communicator| &communicator.passes);
+        self.passes.give(plan.block, &arms, &passes.map(|pass| pass.case.key()).collect_vec());
         let mut duration_s = 0.0;
         let mut position = 0;
         for (index, communicator) in plan.communicators.iter().enumerate() {
-            if communicator.points.is_empty() {
-                continue;
-            }
-            let arm = &communicator.arm.id;
-            let cells = self.next_launch(plan.phase, arm, plan.block);
-            let missing =
-                communicator.points.iter().find(|point| cells.as_ref().is_none_or(|cells| !cells.contains_key(point)));
-            if let Some(point) = missing {
-                // What the recorded run could not measure failed then; what it never tried is
-                // another matter.
-                let outcome = self.failures.get(arm).cloned().unwrap_or_else(|| {
-                    self.missing.insert(arm.clone());
-                    Outcome {
-                        kind: OutcomeKind::NotRecorded,
-                        detail: format!(
-                            "the recorded run has no further launch of this arm at {} of {} bytes; --assume-noise redraws",
-                            point.collective, point.bytes
-                        ),
+            let cells = match self.cells(plan, communicator) {
+                Ok(cells) => cells,
+                Err(failed) => {
+                    if sink(*failed).is_break() {
+                        return Ok(());
                     }
-                });
-                let failed = Event::CellFailed {
-                    arm: arm.clone(),
-                    point: Some(*point),
-                    block: plan.block,
-                    launch: plan.launch,
-                    outcome,
-                    duration_s: 0.0,
-                };
-                if sink(failed).is_break() {
-                    return Ok(());
+                    continue;
                 }
-                continue;
-            }
+            };
+            let arm = &communicator.arm.id;
             let factor = self.assumed_noise.map_or(1.0, |log_sd| {
                 let mut random = self.seed.derive("replay-noise", &format!("{}-{}-{arm}", plan.block, plan.launch));
                 let sum: f64 = (0..12).map(|_| random.random::<f64>()).sum();
                 ((sum - 6.0) * log_sd).exp()
             });
-            for (point, cell) in cells.into_iter().flatten().sorted_by_key(|(_, cell)| cell.position) {
-                if !communicator.points.contains(&point) {
-                    continue;
-                }
+            for cell in cells {
                 duration_s += cell.duration_s;
                 let replays_us = cell.replays_us.iter().map(|us| us * factor).collect();
                 let replayed = Event::CellMeasured(CellMeasurement {
@@ -245,10 +311,12 @@ impl Backend for ReplayBackend {
             }
         }
         for communicator in plan.communicators.iter().filter(|communicator| !communicator.passes.is_empty()) {
-            match self.replay_passes(plan, communicator, &mut duration_s) {
+            match self.passes(plan, communicator) {
                 Ok(measured) => {
                     for pass in measured {
-                        if sink(Event::PassMeasured(pass)).is_break() {
+                        duration_s += pass.duration_s;
+                        let replayed = PassMeasurement { block: plan.block, launch: plan.launch, ..pass };
+                        if sink(Event::PassMeasured(replayed)).is_break() {
                             return Ok(());
                         }
                     }

@@ -53,6 +53,9 @@ impl Progress {
                     String::new()
                 });
             }
+            Update::Campaign(News::Stopping) => {
+                self.bar.suspend(|| self.printer.notice("finishing the block that runs; press again to stop at once"));
+            }
             Update::Campaign(News::Line(line)) => self.hear_line(line),
         }
     }

@@ -16,7 +16,7 @@ use crate::backend::nccl::{NcclBackend, NcclSetup};
 use crate::backend::replay::ReplayBackend;
 use crate::backend::simulated::{MACHINES, SimulatedBackend, SimulatedMachine};
 use crate::backend::{Backend, LaunchPlan};
-use crate::campaign::{Campaign, CampaignError, Ending, News};
+use crate::campaign::{Campaign, CampaignError, Ending, News, Stop};
 use crate::canonical::Fingerprint;
 use crate::choice::{CampaignFacts, judge};
 use crate::clock::{Clock, wall_time};
@@ -790,7 +790,8 @@ fn open(request: &TuneRequest, prepared: &Prepared, identity: &Identity, directo
     let elapsed_s = reopened.lines.last().map_or(0.0, |line| line.at_s);
     let mut journal = reopened.journal;
     let resumed = Event::RunResumed { segment: evidence.segments() + 1, dropped_bytes: reopened.dropped_bytes };
-    let line = journal.append(elapsed_s, resumed)?;
+    // What the run holds is kept whatever happens here, so that this is no worse than any later stop.
+    let line = journal.append(elapsed_s, resumed).map_err(|error| stopped(error.into(), directory))?;
     evidence.tell(&line.event);
     Ok(Opened { journal, evidence, clock: clock.continued_from(elapsed_s) })
 }
@@ -898,7 +899,11 @@ fn run(
         seed: Seed(prepared.manifest.seed),
         nccl_version: prepared.version,
         pinned: &pinned,
-        interrupted: &|| supervisor.interrupted(),
+        stop: &|| match (supervisor.interrupted(), supervisor.killed()) {
+            (_, true) => Stop::Now,
+            (true, false) => Stop::AfterBlock,
+            (false, false) => Stop::No,
+        },
         listener: &mut |news| {
             if let (Some(memory), News::Line(line)) = (&mut memory, &news) {
                 memory.hear(&line.event, listener);
@@ -1033,7 +1038,7 @@ fn plan(prepared: Prepared, request: &TuneRequest) -> Result<Plan, Failure> {
             seed: Seed(prepared.manifest.seed),
             nccl_version: prepared.version,
             pinned: &BTreeMap::new(),
-            interrupted: &|| false,
+            stop: &|| Stop::No,
             listener: &mut listener,
         };
         let plans: Vec<LaunchPlan> = campaign.plan_block(0, Phase::Search, &arms, &mut 0);

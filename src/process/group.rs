@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -252,25 +252,31 @@ async fn read_frames(
     outbox: std::sync::mpsc::Sender<ChildEvent>,
 ) {
     let mut reader = BufReader::new(stream);
-    loop {
-        let mut line = Vec::new();
-        match (&mut reader).take(FRAME_BYTES).read_until(b'\n', &mut line).await {
-            Ok(0) | Err(_) => return,
-            Ok(_) if line.last() != Some(&b'\n') => {
-                let reason = if line.len() as u64 == FRAME_BYTES { "frame too long" } else { "torn frame" };
-                let _ = outbox.send(ChildEvent::BadFrame { child, reason: reason.to_owned() });
-                return;
-            }
-            Ok(_) => {
-                line.pop();
-                let event = match String::from_utf8(line) {
-                    Ok(line) => ChildEvent::Frame { child, line },
-                    Err(_) => ChildEvent::BadFrame { child, reason: "frame is not UTF-8".to_owned() },
-                };
-                if outbox.send(event).is_err() {
-                    return;
-                }
-            }
+    while let Some(frame) = read_frame(&mut reader, FRAME_BYTES).await {
+        let is_bad = frame.is_err();
+        let event = match frame {
+            Ok(line) => ChildEvent::Frame { child, line },
+            Err(reason) => ChildEvent::BadFrame { child, reason: reason.to_owned() },
+        };
+        // Who sent something that is no frame may be anywhere inside the next one.
+        if outbox.send(event).is_err() || is_bad {
+            return;
+        }
+    }
+}
+
+/// The next frame without its line end, or what is wrong with it; `None` at the end of the stream. No
+/// more than `limit` bytes are held for it.
+pub async fn read_frame(reader: &mut (impl AsyncBufRead + Unpin), limit: u64) -> Option<Result<String, &'static str>> {
+    let mut line = Vec::new();
+    match reader.take(limit).read_until(b'\n', &mut line).await {
+        Ok(0) | Err(_) => None,
+        Ok(_) if line.last() != Some(&b'\n') => {
+            Some(Err(if line.len() as u64 == limit { "frame too long" } else { "torn frame" }))
+        }
+        Ok(_) => {
+            line.pop();
+            Some(String::from_utf8(line).map_err(|_| "frame is not UTF-8"))
         }
     }
 }

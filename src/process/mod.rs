@@ -13,6 +13,6 @@ mod group;
 mod log_tail;
 mod supervisor;
 
-pub use group::{ChildEvent, ChildSpec, Exit, Group};
+pub use group::{ChildEvent, ChildSpec, Exit, Group, read_frame};
 pub use log_tail::LogTail;
 pub use supervisor::{Supervisor, SupervisorError};

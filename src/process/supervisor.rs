@@ -3,12 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::group::{ChildSpec, Group, Order, run_group};
+use crate::clock::Deadline;
 use crate::error_kind::{Classified, ErrorKind};
+
+/// Signals this close together are one wish: `timeout` sends its own twice, to the process and to its
+/// group. Nobody who saw that the first did not end the program is this quick.
+const ONE_PRESS: Duration = Duration::from_millis(200);
 
 /// Why children could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -44,8 +50,8 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// Starts the thread. From here on Ctrl-C and SIGTERM no longer end the process at once: the
-    /// first asks for an orderly stop ([`Supervisor::interrupted`]), the second kills all
-    /// children, on which the caller ends.
+    /// first asks for an orderly stop ([`Supervisor::interrupted`]), the second kills all children and
+    /// asks for a stop without delay ([`Supervisor::killed`]).
     pub fn start() -> Result<Self, SupervisorError> {
         let (requests, inbox) = mpsc::unbounded_channel();
         let interrupts = Arc::new(AtomicU8::new(0));
@@ -70,6 +76,12 @@ impl Supervisor {
     pub fn interrupted(&self) -> bool {
         self.interrupts.load(Ordering::Relaxed) > 0
     }
+
+    /// Whether the user asked again and waits for nothing any more. Children that are seen to end after
+    /// that were killed: this is true before the first of them is.
+    pub fn killed(&self) -> bool {
+        self.interrupts.load(Ordering::Relaxed) > 1
+    }
 }
 
 impl Drop for Supervisor {
@@ -88,6 +100,7 @@ async fn supervise(mut inbox: mpsc::UnboundedReceiver<Request>, interrupts: Arc<
     let mut interrupt = signal(SignalKind::interrupt()).ok();
     let mut terminate = signal(SignalKind::terminate()).ok();
     let mut groups: Vec<mpsc::UnboundedSender<Order>> = Vec::new();
+    let mut press = None;
     let mut tasks = tokio::task::JoinSet::new();
     loop {
         tokio::select! {
@@ -107,8 +120,8 @@ async fn supervise(mut inbox: mpsc::UnboundedReceiver<Request>, interrupts: Arc<
                 }
                 Some(Request::Stop) | None => break,
             },
-            () = received(&mut interrupt) => on_interrupt(&interrupts, &groups),
-            () = received(&mut terminate) => on_interrupt(&interrupts, &groups),
+            () = received(&mut interrupt) => on_interrupt(&interrupts, &mut press, &groups),
+            () = received(&mut terminate) => on_interrupt(&interrupts, &mut press, &groups),
             Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
         }
     }
@@ -129,10 +142,17 @@ async fn received(signal: &mut Option<tokio::signal::unix::Signal>) {
     }
 }
 
-fn on_interrupt(interrupts: &AtomicU8, groups: &[mpsc::UnboundedSender<Order>]) {
-    if interrupts.fetch_add(1, Ordering::Relaxed) == 0 {
+fn on_interrupt(interrupts: &AtomicU8, press: &mut Option<Deadline>, groups: &[mpsc::UnboundedSender<Order>]) {
+    if press.is_some_and(|press| !press.is_over()) {
         return;
     }
+    *press = Some(Deadline::after(ONE_PRESS));
+    // Counted no further than it means anything, so that it cannot run over.
+    if interrupts.load(Ordering::Relaxed) == 0 {
+        interrupts.store(1, Ordering::Relaxed);
+        return;
+    }
+    interrupts.store(2, Ordering::Relaxed);
     // The second Ctrl-C: the user does not want to wait. Kill what runs; the journal on disk is
     // complete up to the last event by construction.
     for orders in groups {

@@ -299,6 +299,7 @@ mod tests {
             pcie_generation: Some([5, 5]),
             pcie_width: Some([16, 16]),
             nvlinks: None,
+            persistence: None,
             utilization_percent: Some(0),
             process_ids: Vec::new(),
         }

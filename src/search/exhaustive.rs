@@ -68,14 +68,13 @@ fn time_for_another_search_block(context: &SearchContext, evidence: &Evidence) -
 fn choose(context: &SearchContext, evidence: &Evidence, prefix: &str) -> Want {
     let settings = &context.settings;
     let standings = standings(context, evidence);
-    let blocks = evidence.ended_blocks(Phase::Search).len();
-    let half_width = pooled_half_width(context, evidence, None, blocks);
+    let half_width = |standing: &Standing| pooled_half_width(context, evidence, None, standing.blocks);
     let gain = (1.0 - settings.min_gain).ln();
     let limit = (1.0 + settings.max_regression).ln();
     // Left out: what cannot reach the smallest gain, and what was shown to regress somewhere.
     let open: Vec<&Standing> = standings
         .iter()
-        .filter(|standing| standing.objective_log - half_width < gain && standing.objective_log < 0.0)
+        .filter(|standing| standing.objective_log - half_width(standing) < gain && standing.objective_log < 0.0)
         .filter(|standing| standing.worst.is_none_or(|(_, log, half_width)| log - half_width <= limit))
         .collect();
     let (calm, doubtful): (Vec<&Standing>, Vec<&Standing>) =
@@ -89,7 +88,11 @@ fn choose(context: &SearchContext, evidence: &Evidence, prefix: &str) -> Want {
         let simplest = ranked
             .iter()
             .copied()
-            .filter(|standing| standing.objective_log - best.objective_log <= half_width)
+            .filter(|standing| {
+                // As certain as the one of which less is known.
+                let width = half_width(standing).max(half_width(best));
+                standing.objective_log - best.objective_log <= width
+            })
             .filter(|standing| standing.worst.is_none_or(|(_, log, _)| log <= limit))
             .min_by_key(|standing| (variables(context, &standing.arm), standing.arm.clone()));
         if let Some(simplest) = simplest
@@ -103,6 +106,9 @@ fn choose(context: &SearchContext, evidence: &Evidence, prefix: &str) -> Want {
         Some(launches) => (launches, "as asked"),
         None => planned_launches(context, evidence, finalists.first().map(|best| best.objective_log)),
     };
+    // Those that an arm was compared in; where none was, those that were tried.
+    let blocks = standings.iter().map(|standing| standing.blocks).max();
+    let blocks = blocks.unwrap_or_else(|| evidence.ended_blocks(Phase::Search).len());
     let blocks_text = format!("{blocks} {}", plural(blocks as u32, "block", "blocks"));
     let reason = if context.arms.len() == 1 {
         format!("{prefix}there is no arm beside the default")
@@ -205,4 +211,120 @@ fn hopeless(context: &SearchContext, evidence: &Evidence, arm: &ArmId) -> Option
             )
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::collective::{Collective, DataType};
+    use crate::evidence::Objective;
+    use crate::record::{
+        BlockLaunch, CellMeasurement, Effective, Event, Point, PointPhase, Profile, Settings, Workload,
+    };
+
+    const DEFAULT: &str = "default";
+
+    fn id(name: &str) -> ArmId {
+        ArmId(name.to_owned())
+    }
+
+    /// Arms without a name for their effect, at one size; the budget is used up.
+    fn context(names: &[&str]) -> SearchContext {
+        let point = Point {
+            collective: Collective::AllReduce,
+            dtype: DataType::Bf16,
+            bytes: 57_344,
+            ranks: 2,
+            calls_per_pass: 1,
+            batch: 1,
+            weight: 1.0,
+            phase: PointPhase::Decode,
+            measured: true,
+            origin: String::new(),
+        };
+        let workload = Workload {
+            format: 1,
+            model: String::new(),
+            engine: String::new(),
+            tensor_parallel: 2,
+            verify_tokens: 1,
+            points: vec![point.clone()],
+            guard: Vec::new(),
+            assumptions: Vec::new(),
+        };
+        let arm = |name: &&str| Arm {
+            id: id(name),
+            name: (*name).to_owned(),
+            env: BTreeMap::new(),
+            files: BTreeMap::new(),
+            server_args: Vec::new(),
+        };
+        SearchContext {
+            arms: [DEFAULT].iter().chain(names).map(arm).collect(),
+            default: id(DEFAULT),
+            objective: Objective::of(&workload).unwrap(),
+            points: vec![point.key()],
+            settings: Settings {
+                min_gain: 0.02,
+                max_regression: 0.02,
+                strict: false,
+                profile: Profile::Balanced,
+                strategy: "exhaustive".to_owned(),
+                search_blocks: 3,
+                finalists: 3,
+                final_launches: Some(6),
+                max_extra_memory_mib: None,
+                cell_time_ms: 1.0,
+            },
+            most_trial_launches: None,
+            trial: None,
+            most_launches: None,
+            budget_s: Some(0.0),
+        }
+    }
+
+    /// A block that ended, with these arms in it.
+    fn tell_block(evidence: &mut Evidence, point: PointKey, block: u32, arms: &[(&str, f64)]) {
+        let launches = vec![BlockLaunch { launch: block, arms: arms.iter().map(|(name, _)| id(name)).collect() }];
+        evidence.tell(&Event::BlockPlanned { block, phase: Phase::Search, launches });
+        for (name, us) in arms {
+            evidence.tell(&Event::CellMeasured(CellMeasurement {
+                arm: id(name),
+                point,
+                block,
+                launch: block,
+                communicator: 0,
+                position: 0,
+                collectives_per_replay: 64,
+                replays_us: vec![*us],
+                effective: Effective::default(),
+                flags: Vec::new(),
+                duration_s: 0.1,
+            }));
+        }
+        evidence.tell(&Event::BlockEnded { block });
+    }
+
+    #[test]
+    fn an_arm_that_a_torn_block_lacks_is_known_less_well() {
+        let context = context(&["steady", "other", "rare"]);
+        let point = context.points[0];
+        let mut evidence = Evidence::default();
+        // A spread of a hundredth: half of 1.96 times that over three blocks, and all of it over one.
+        for (block, wobble) in [(0, -0.01_f64), (1, 0.0), (2, 0.01)] {
+            let others =
+                [(DEFAULT, 100.0), ("steady", 100.0 * (0.1 + wobble).exp()), ("other", 100.0 * (0.1 - wobble).exp())];
+            tell_block(&mut evidence, point, block, &others);
+        }
+        // A gain of half a hundredth, seen once, in a block that a resume closed.
+        tell_block(&mut evidence, point, 3, &[(DEFAULT, 100.0), ("rare", 99.5)]);
+        let Want::Finalists { arms, reason, .. } = Exhaustive.next(&context, &evidence) else {
+            panic!("the budget ended the search")
+        };
+        // Four blocks would make it certain that it cannot reach two hundredths.
+        assert_eq!(arms, [id("rare")], "{reason}");
+        assert!(reason.contains("over 3 blocks"), "{reason}");
+    }
 }

@@ -110,6 +110,8 @@ pub struct Standing {
     pub arm: ArmId,
     /// Mean log ratio of the objective to the default.
     pub objective_log: f64,
+    /// Blocks that mean rests on. A block that a resume closed holds some arms and not others.
+    pub blocks: usize,
     /// The worst point: (point, mean log ratio, half-width).
     pub worst: Option<(PointKey, f64, f64)>,
 }
@@ -134,7 +136,7 @@ pub fn standings(context: &SearchContext, evidence: &Evidence) -> Vec<Standing> 
                     Some((*point, mean, half_width))
                 })
                 .max_by(|left, right| left.1.total_cmp(&right.1));
-            Some(Standing { arm: arm.id.clone(), objective_log, worst })
+            Some(Standing { arm: arm.id.clone(), objective_log, blocks: ratios.len(), worst })
         })
         .collect();
     standings.sort_by(|left, right| {

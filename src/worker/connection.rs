@@ -1,14 +1,11 @@
 //! The worker's end of the socket: file descriptor 0.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 
-use super::protocol::{Answer, Order};
-
-/// Longest order a parent may send, in bytes.
-const ORDER_BYTES: u64 = 1024 * 1024;
+use super::protocol::{Answer, Order, read_order};
 
 /// Exit status of a worker whose parent is gone.
 const PARENT_GONE: i32 = 86;
@@ -45,11 +42,9 @@ impl Connection {
 fn read_orders(stream: UnixStream, sender: &mpsc::Sender<Result<Order, String>>) {
     let mut reader = BufReader::new(stream);
     loop {
-        let mut line = String::new();
-        match (&mut reader).take(ORDER_BYTES).read_line(&mut line) {
-            Ok(0) | Err(_) => std::process::exit(PARENT_GONE),
-            Ok(_) => {
-                let order = serde_json::from_str(&line).map_err(|error| error.to_string());
+        match read_order(&mut reader) {
+            Ok(None) | Err(_) => std::process::exit(PARENT_GONE),
+            Ok(Some(order)) => {
                 if sender.send(order).is_err() {
                     return;
                 }

@@ -5,6 +5,7 @@
 //! from waiting for a rank that does something else.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead, Read};
 
 use serde::{Deserialize, Serialize};
 
@@ -260,6 +261,18 @@ pub enum FailureKind {
     CublasLt,
 }
 
+/// Longest order a parent may send, in bytes.
+const ORDER_BYTES: u64 = 1024 * 1024;
+
+/// The next order, or why it cannot be understood; `None` at the end of the stream.
+pub fn read_order(reader: &mut impl BufRead) -> std::io::Result<Option<Result<Order, String>>> {
+    let mut line = String::new();
+    if reader.take(ORDER_BYTES).read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_str(&line).map_err(|error| error.to_string())))
+}
+
 /// Bytes as lower-case hexadecimal.
 pub fn to_hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
@@ -272,12 +285,14 @@ pub fn to_hex(bytes: &[u8]) -> String {
 
 /// The bytes of a hexadecimal text of the right length.
 pub fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    if text.len() != 2 * N || !text.is_ascii() {
+    if text.len() != 2 * N {
         return None;
     }
+    // Digit by digit: the standard parser of numbers takes "+f" too.
+    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
     let mut bytes = [0; N];
-    for (index, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
+    for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        *byte = digit(digits[0])? << 4 | digit(digits[1])?;
     }
     Some(bytes)
 }
@@ -298,6 +313,14 @@ mod tests {
         fn no_text_makes_a_worker_panic(text in ".{0,200}") {
             let _ = serde_json::from_str::<Order>(&text);
             let _ = from_hex::<16>(&text);
+        }
+    }
+
+    #[test]
+    fn only_digits_are_hexadecimal() {
+        assert_eq!(from_hex::<2>("0aF0"), Some([0x0a, 0xf0]));
+        for text in ["+a00", "0a+0", "-a00", " a00", "0a0", "0a000", "0ag0", "éa0", "0x0a"] {
+            assert_eq!(from_hex::<2>(text), None, "{text}");
         }
     }
 

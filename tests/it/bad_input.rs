@@ -454,19 +454,13 @@ fn an_answer_that_cannot_be_written_is_no_success() {
     assert_eq!(scene.choice("X").verdict, VerdictKind::Adopt, "the answer is on disk all the same");
 }
 
-/// A limit on the size of files stands in for a full disk: writing fails in the middle of a line.
-/// Shells count it in blocks of 512 or 1,024 bytes.
-fn with_file_limit(scene: &Scene, blocks: u32, line: &str) -> crate::command::Ended {
-    scene.shell(&format!("ulimit -f {blocks} && trap '' XFSZ && exec \"$0\" {line}"))
-}
-
 #[test]
 fn a_disk_that_fills_up_stops_the_run_and_it_goes_on_later() {
     let scene = Scene::new();
     // The manifest has about 25 KiB, the journal 450.
     for blocks in [80, 150, 222] {
         let run = format!("run-{blocks}");
-        let stopped = with_file_limit(&scene, blocks, &format!("tune --backend simulated --out {run}"));
+        let stopped = scene.run_on_full_disk(blocks, &format!("tune --backend simulated --out {run}"));
         assert_eq!((stopped.status, stopped.stdout.as_str()), (Some(6), ""), "{}", stopped.stderr);
         let hint = format!("nccltune tune --resume --out {run}");
         assert!(stopped.stderr.contains("run.jsonl") && stopped.stderr.contains(&hint), "{}", stopped.stderr);
@@ -487,7 +481,7 @@ fn a_disk_that_fills_up_stops_the_run_and_it_goes_on_later() {
 fn a_disk_that_is_full_before_the_first_event_leaves_nothing_in_the_way() {
     let scene = Scene::new();
     for line in ["tune --backend simulated --out run", "tune --backend simulated --out deep/er/run"] {
-        let refused = with_file_limit(&scene, 8, line);
+        let refused = scene.run_on_full_disk(8, line);
         assert_eq!((refused.status, refused.stdout.as_str()), (Some(2), ""), "{}", refused.stderr);
         assert!(refused.stderr.contains("run/manifest.json"), "{}", refused.stderr);
         let files: Vec<String> = scene.contents().into_keys().filter(|name| !name.ends_with('/')).collect();
@@ -562,7 +556,7 @@ fn a_machine_that_no_longer_fits_on_the_disk_is_no_run_to_go_on_with() {
     scene.write("machine.toml", format!("{whole}\n#{}\n", "-".repeat(200_000)));
     // 64 KiB: enough for the manifest.
     let line = "tune --machine machine.toml --space baseline --sizes 64K --out run";
-    let refused = with_file_limit(&scene, 128, line);
+    let refused = scene.run_on_full_disk(128, line);
     assert_eq!((refused.status, refused.stdout.as_str()), (Some(2), ""), "{}", refused.stderr);
     assert!(refused.stderr.contains("run/machine.toml"), "{}", refused.stderr);
     assert!(!refused.stderr.contains("--resume"), "{}", refused.stderr);

@@ -111,6 +111,12 @@ impl Scene {
         end_of(command, script)
     }
 
+    /// Runs the program where no file may grow beyond so many blocks, of 512 or 1,024 bytes as the shell
+    /// counts them. It stands in for a full disk: writing fails in the middle of a line.
+    pub(crate) fn run_on_full_disk(&self, blocks: u32, line: &str) -> Ended {
+        self.shell(&format!("ulimit -f {blocks} && trap '' XFSZ && exec \"$0\" {line}"))
+    }
+
     fn bare(&self, command: &mut Command) {
         command.env_clear().current_dir(self.folder.path()).stdin(Stdio::null());
         command.env("PATH", std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()));

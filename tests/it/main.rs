@@ -7,6 +7,9 @@ mod bad_input;
 mod command;
 /// Whole commands as a user types them: both streams, the status, and the files.
 mod commands;
+/// A run that is cut off at any event and at any byte, killed, stopped by signals or by a full disk:
+/// whatever it held is kept, and it goes on to the same answer.
+mod crash;
 /// The real binary on the stand-in for driver and NCCL: whole runs, and every fault that can be asked for.
 mod fakes;
 /// Whole runs in which something goes wrong, against what must come out.

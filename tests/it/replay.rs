@@ -123,6 +123,36 @@ fn the_copied_recipe_is_vetoed_for_what_it_does_to_prefill() {
 }
 
 #[test]
+fn what_was_measured_side_by_side_stays_so_where_an_arm_lacks_a_block() {
+    let scene = Scene::new();
+    let run = recorded(HOST_MEMORY);
+    let (manifest, context, before) = searched(&run);
+    let winner = &arm(&manifest, &choice_in(&run).winner.unwrap()).id;
+    let finals = before.ended_blocks(Phase::Final);
+    // As if the winner had failed in one block and the default in another: neither makes a pair.
+    let lacks = |line: &JournalLine| match &line.event {
+        Event::CellMeasured(cell) => {
+            (cell.arm == *winner && cell.block == finals[1]) || (cell.arm == context.default && cell.block == finals[3])
+        }
+        _ => false,
+    };
+    let mut lines: Vec<JournalLine> = journal_in(&run).into_iter().filter(|line| !lacks(line)).collect();
+    for (sequence, line) in (0..).zip(&mut lines) {
+        line.sequence = sequence;
+    }
+    scene.copy_run(&run, "gaps", &["manifest.json"]);
+    scene.write("gaps/run.jsonl", journal_text(&lines));
+    let ratios =
+        |evidence: &Evidence| evidence.objective_log_ratios(Phase::Final, winner, &context.default, &context.objective);
+    let expected = ratios(&Evidence::of(&lines));
+    assert_eq!(expected.len(), finals.len() - 2);
+    // Every pair is one that was recorded, and none is made of two halves.
+    replay(&scene, &scene.path("gaps"), "X", "");
+    let again = ratios(&Evidence::of(&scene.journal("X")));
+    assert_eq!(again, expected);
+}
+
+#[test]
 fn a_winner_whose_samples_take_longer_does_not_win() {
     let scene = Scene::new();
     let run = recorded(HOST_MEMORY);

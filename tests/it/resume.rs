@@ -62,7 +62,7 @@ fn resume(scene: &Scene, run: &str) -> Ended {
 
 /// What must be true of the journal of every run that was ever resumed.
 #[track_caller]
-fn assert_sound(lines: &[JournalLine], what: &str) {
+pub(crate) fn assert_sound(lines: &[JournalLine], what: &str) {
     for (position, line) in lines.iter().enumerate() {
         assert_eq!(line.sequence, position as u64, "{what}: the sequence has a gap");
     }
@@ -74,6 +74,7 @@ fn assert_sound(lines: &[JournalLine], what: &str) {
     }
     // Launches and blocks are started once, whatever happened to them.
     let (mut launches, mut planned, mut ended) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
+    let mut passes = BTreeSet::new();
     let mut segment_of_block = BTreeMap::new();
     let mut segment = 0;
     for line in lines {
@@ -93,6 +94,11 @@ fn assert_sound(lines: &[JournalLine], what: &str) {
             // side.
             Event::CellMeasured(cell) => {
                 assert_eq!(segment_of_block.get(&cell.block), Some(&segment), "{what}: block {}", cell.block);
+            }
+            Event::PassMeasured(pass) => {
+                assert_eq!(segment_of_block.get(&pass.block), Some(&segment), "{what}: block {}", pass.block);
+                let key = (pass.arm.clone(), pass.pass, pass.block);
+                assert!(passes.insert(key), "{what}: a pass of {} twice in block {}", pass.arm, pass.block);
             }
             Event::BlockEnded { block } => assert!(ended.insert(*block), "{what}: block {block} ended twice"),
             _ => {}

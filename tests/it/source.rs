@@ -102,8 +102,10 @@ fn found_by_walking(root: &Path) -> Vec<String> {
 
 /// The folders that .gitignore keeps out, for trees without git.
 fn is_ignored(folder: &Path) -> bool {
+    let is_found_by_fuzzing = ["corpus", "artifacts", "coverage"].iter().any(|name| folder.ends_with(name));
     folder.ends_with("target")
         || folder.ends_with(".git")
+        || (folder.starts_with("fuzz") && is_found_by_fuzzing)
         || (folder.starts_with("results") && folder.components().count() == 2 && !folder.ends_with("recorded"))
 }
 
