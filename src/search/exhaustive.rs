@@ -304,6 +304,12 @@ mod tests {
                 duration_s: 0.1,
             }));
         }
+        evidence.tell(&Event::LaunchEnded {
+            launch: block,
+            duration_s: 1.0,
+            set_by_environment: Vec::new(),
+            outcome: None,
+        });
         evidence.tell(&Event::BlockEnded { block });
     }
 

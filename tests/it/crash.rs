@@ -7,8 +7,8 @@
 //! held back by the pipe it tells its events to, which the test empties line by line.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::process::{ChildStderr, Stdio};
+use std::io::{BufRead as _, BufReader, PipeReader, Read as _};
+use std::process::Stdio;
 use std::time::Duration;
 
 use fs_err as fs;
@@ -327,7 +327,7 @@ fn a_run_cut_off_at_a_hundred_places_comes_to_the_same_answer() {
 /// A program that tells its events and can go no further than somebody listens.
 struct HeldBack {
     running: Running,
-    events: BufReader<ChildStderr>,
+    events: BufReader<PipeReader>,
     phase: Option<Phase>,
 }
 
@@ -335,11 +335,13 @@ impl HeldBack {
     fn start(scene: &Scene, line: &str) -> Self {
         let line = format!("{line} --verbose");
         let mut command = scene.command(&line.split_whitespace().collect::<Vec<_>>());
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts");
-        let stderr = child.stderr.take().expect("its standard error");
-        // As little as a pipe can hold: about ten events.
+        // As little as a pipe can hold, about ten events, and that before anything is in it.
+        let (events, stderr) = std::io::pipe().expect("a pipe");
         fcntl(&stderr, FcntlArg::F_SETPIPE_SZ(4096)).expect("a pipe of one page");
-        Self { running: child.into(), events: BufReader::with_capacity(64, stderr), phase: None }
+        let child = command.stdout(Stdio::null()).stderr(stderr).spawn().expect("the program starts");
+        // With the command goes this side's end for writing: the program's end is then seen.
+        drop(command);
+        Self { running: child.into(), events: BufReader::with_capacity(64, events), phase: None }
     }
 
     /// The next line it tells; none at its end.
@@ -366,11 +368,14 @@ impl HeldBack {
     /// holds this text.
     #[track_caller]
     fn read_slowly_to(&mut self, text: &str) {
+        let mut last = String::new();
         loop {
             std::thread::sleep(Duration::from_millis(20));
-            if self.next().expect("the run ended without a word").contains(text) {
+            let line = self.next().unwrap_or_else(|| panic!("the run ended without a word of it; at last: {last}"));
+            if line.contains(text) {
                 return;
             }
+            last = line;
         }
     }
 
@@ -425,6 +430,8 @@ fn the_first_signal_finishes_the_block_however_it_is_sent() {
         let mut held = held_in_a_block(&scene);
         for signal in signals {
             held.running.signal(*signal);
+            // Far enough for each to be seen by itself.
+            std::thread::sleep(Duration::from_millis(10));
         }
         held.read_slowly_to(FINISHING);
         let (said, status) = held.read_out(Duration::ZERO);
@@ -462,12 +469,15 @@ fn the_second_signal_stops_at_once_and_the_run_goes_on_all_the_same() {
 #[test]
 fn a_signal_while_the_last_block_runs_costs_no_verdict() {
     let scene = scene();
+    // Passes enough that a block of the trial is far larger than the pipe.
+    let line = |out: &str| tune(&format!("--out {out}")).replace("--batch 1,4", "--batch 1,2,3,4,5,6,7,8,9,10,11,12");
     // The trial of an unbroken run: where its last block begins.
-    let whole = Whole::new();
-    let places = places(&whole.journal);
+    scene.run(&line("whole")).ok();
+    let places = places(&scene.read("whole/run.jsonl"));
     let trial: Vec<&Place> = places.iter().filter(|place| place.phase == Phase::Trial).collect();
     let last = trial.iter().rposition(|place| place.event == "planned").expect("a block of the trial");
-    let mut held = HeldBack::start(&scene, &tune("--out run"));
+    assert!(trial.last().expect("events").end - trial[last].end > 10_000, "the last block is too small to be hit");
+    let mut held = HeldBack::start(&scene, &line("run"));
     held.read_to(Phase::Trial, last + 2);
     held.running.signal(Signal::SIGINT);
     held.read_slowly_to(FINISHING);
