@@ -3,7 +3,7 @@
 //! In a run it is a pure fold over failures. One failure may be bad luck and is tried again in a later
 //! block; a wrong result is never luck.
 //!
-//! Across runs it is a memory ([`store`]) of what hung, crashed or corrupted: such arms cost the most,
+//! Across runs it is a memory ([`Store`]) of what hung, crashed or corrupted: such arms cost the most,
 //! a GPU that needs a reset included, so later runs leave them out until the user asks for them. An arm
 //! that afterwards was measured without a failure is forgotten again, unless its result was wrong.
 
