@@ -50,6 +50,7 @@ impl Machine {
     fn command(&self, words: &[&str]) -> Command {
         let mut command = self.scene.command(words);
         command.env("LD_LIBRARY_PATH", self.scene.path("fake")).env("NCCLTUNE_ALLOW_FAKE", "1");
+        command.env("NCCLTUNE_STATE_DIR", self.scene.path("remembered"));
         command
     }
 

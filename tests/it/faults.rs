@@ -475,3 +475,33 @@ fn an_answer_that_takes_too_much_memory_is_no_answer() {
         choice.vetoed
     );
 }
+
+/// What hung in one run is left out of the next, is listed by whoever asks, and is tried again on demand.
+#[test]
+fn what_hung_is_remembered_across_runs() {
+    let (machine, status, said) = ended(
+        "devices = 2\nmachine = \"faults-remembered\"\n\
+         [[fault]]\nkind = \"hang\"\nphase = \"collective\"\nat = 1\nwhen = { NCCL_PROTO = \"LL\" }\n",
+        SPACE,
+        "--phase-limit 2s",
+    );
+    assert_eq!(status, Some(0), "{said}");
+    let again = |more: &str| -> (Choice, usize, String) {
+        fs::remove_dir_all(machine.scene.path("X")).unwrap();
+        let (status, said) = machine.tune(&format!(
+            "--sizes 64K --engine none --space space.toml --no-trial --search-blocks 1 --final-launches 4 \
+             --phase-limit 2s {more}"
+        ));
+        assert_eq!(status, Some(0), "{said}");
+        let lines = machine.scene.journal("X");
+        let hangs = lines.iter().filter(|line| matches!(line.event, Event::CellFailed { .. })).count();
+        (machine.scene.choice("X"), hangs, said)
+    };
+    let (choice, hangs, said) = again("");
+    assert_eq!(hangs, 0, "{said}");
+    assert_eq!(choice.quarantined.len(), 1, "{said}");
+    assert_eq!(choice.quarantined[0].name, "arm");
+    assert!(said.contains("--retry-quarantined"), "{said}");
+    let (choice, hangs, said) = again("--retry-quarantined");
+    assert_eq!((choice.quarantined.len(), hangs), (0, 2), "{said}");
+}
