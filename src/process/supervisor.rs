@@ -58,9 +58,16 @@ impl Supervisor {
         let seen = Arc::clone(&interrupts);
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(SupervisorError::Thread)?;
+        // Here and not on the thread, which may be slow to start: whoever has a supervisor is never ended
+        // by a signal as any program would be. Should handlers be refused, children still end by
+        // themselves, since their channel closes.
+        let signals = {
+            let _entered = runtime.enter();
+            [SignalKind::interrupt(), SignalKind::terminate()].map(|kind| signal(kind).ok())
+        };
         let thread = std::thread::Builder::new()
             .name("supervisor".to_owned())
-            .spawn(move || tokio::task::LocalSet::new().block_on(&runtime, supervise(inbox, seen)))
+            .spawn(move || tokio::task::LocalSet::new().block_on(&runtime, supervise(inbox, seen, signals)))
             .map_err(SupervisorError::Thread)?;
         Ok(Self { requests, interrupts, thread: Some(thread) })
     }
@@ -94,11 +101,11 @@ impl Drop for Supervisor {
     }
 }
 
-async fn supervise(mut inbox: mpsc::UnboundedReceiver<Request>, interrupts: Arc<AtomicU8>) {
-    // Without signal handlers Ctrl-C ends the process as it would any program; children then end
-    // by themselves, since their channel closes.
-    let mut interrupt = signal(SignalKind::interrupt()).ok();
-    let mut terminate = signal(SignalKind::terminate()).ok();
+async fn supervise(
+    mut inbox: mpsc::UnboundedReceiver<Request>,
+    interrupts: Arc<AtomicU8>,
+    [mut interrupt, mut terminate]: [Option<tokio::signal::unix::Signal>; 2],
+) {
     let mut groups: Vec<mpsc::UnboundedSender<Order>> = Vec::new();
     let mut press = None;
     let mut tasks = tokio::task::JoinSet::new();
