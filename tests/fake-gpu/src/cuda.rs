@@ -114,6 +114,9 @@ exports! {
         if engine.faults.strikes(Kind::Garbage, Moment::default()).is_some() {
             crate::write_garbage();
         }
+        if let Some(fault) = engine.faults.strikes(Kind::Frames, Moment::default()) {
+            crate::speak(fault.effect.as_deref().unwrap_or_default());
+        }
         drop(engine);
         if let Some(fault) = hang {
             Hold::of(fault).wait();

@@ -35,6 +35,8 @@ mod timeline;
 mod variables;
 
 use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// The names that the library answers to.
@@ -58,6 +60,24 @@ fn write_garbage() {
     let _ = std::io::stdout().write_all(&bytes);
     let _ = std::io::stdout().flush();
     let _ = std::io::stderr().write_all(&bytes);
+}
+
+/// Says something on the channel of a worker, its standard input, that no worker says. Probes are let be.
+fn speak(what: &str) {
+    if !std::env::args().any(|argument| argument == "__worker") {
+        return;
+    }
+    let Ok(channel) = std::io::stdin().as_fd().try_clone_to_owned() else { return };
+    let mut channel = UnixStream::from(channel);
+    // A parent that no longer listens is what some of these are about.
+    let _ = match what {
+        "no-text" => channel.write_all(b"\xff\xfe\x00\n"),
+        "other-version" => channel.write_all(
+            b"{\"answer\":\"ready\",\"protocol\":999,\"nccl_version\":22809,\"device_name\":\"?\",\"pci_bus_id\":\"?\"}\n",
+        ),
+        "endless" => (0..1024).try_for_each(|_| channel.write_all(&[b'x'; 1 << 20])),
+        _ => channel.write_all(b"{\"answer\":\"sing\"}\n"),
+    };
 }
 
 /// The shared library as cargo built it with the test that asks.

@@ -94,6 +94,8 @@ pub enum Kind {
     LogFlood,
     /// Bytes that are no text on standard output and error.
     Garbage,
+    /// A worker's parent hears what is no answer.
+    Frames,
 }
 
 /// When a fault strikes.
@@ -174,7 +176,8 @@ pub struct Fault {
     /// The channels that are used.
     #[serde(default)]
     pub run_channels: Option<u32>,
-    /// What comes of ranks that disagree: "hang" or "wrong-data".
+    /// What comes of ranks that disagree: "hang" or "wrong-data". What a worker's parent hears:
+    /// "nonsense", "no-text", "other-version", or "endless", a line of a gigabyte.
     #[serde(default)]
     pub effect: Option<String>,
     /// The signal that ends the process: "KILL" (the default), "ABRT" or "SEGV".
@@ -220,6 +223,7 @@ impl Fault {
             Kind::ProbeNotSupported => (&[], &["call"]),
             Kind::OutOfMemory => (&["phase"], &["above_bytes"]),
             Kind::ShmFull | Kind::Garbage => (&[], &[]),
+            Kind::Frames => (&["effect"], &[]),
             Kind::IgnoredVariable => (&["variable"], &[]),
             Kind::Substituted | Kind::Disagree => {
                 (&[], &["run_algorithm", "run_protocol", "run_channels", "above_bytes", "protocol", "effect"])
@@ -285,7 +289,10 @@ impl Fault {
         known(&self.run_algorithm, &["Ring", "Tree"])
             .or_else(|| known(&self.run_protocol, &["LL", "LL128", "Simple"]))
             .or_else(|| known(&self.protocol, &["LL", "LL128", "Simple"]))
-            .or_else(|| known(&self.effect, &["hang", "wrong-data"]))
+            .or_else(|| match self.kind {
+                Kind::Frames => known(&self.effect, &["nonsense", "no-text", "other-version", "endless"]),
+                _ => known(&self.effect, &["hang", "wrong-data"]),
+            })
             .or_else(|| known(&self.signal, &["KILL", "ABRT", "SEGV"]))
             .or_else(|| {
                 let call = self.call.as_deref().filter(|call| !crate::exports::is_known(call));
