@@ -75,7 +75,10 @@ fn speak(what: &str) {
         "other-version" => channel.write_all(
             b"{\"answer\":\"ready\",\"protocol\":999,\"nccl_version\":22809,\"device_name\":\"?\",\"pci_bus_id\":\"?\"}\n",
         ),
-        "endless" => (0..1024).try_for_each(|_| channel.write_all(&[b'x'; 1 << 20])),
+        "endless" => {
+            let piece = vec![b'x'; 1 << 20];
+            (0..1024).try_for_each(|_| channel.write_all(&piece))
+        }
         _ => channel.write_all(b"{\"answer\":\"sing\"}\n"),
     };
 }
