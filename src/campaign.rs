@@ -263,7 +263,8 @@ impl Campaign<'_> {
                     break;
                 }
                 let arms = if self.repair(failures, journal, clock, evidence)? {
-                    plan.communicators.iter().map(|communicator| communicator.arm.id.clone()).collect()
+                    // What the launch had not tried yet is the remainder's business, below.
+                    evidence.failures()[failures..].iter().map(|failure| failure.arm.clone()).collect()
                 } else {
                     self.to_be_confirmed(failures, evidence)
                 };

@@ -392,6 +392,7 @@ fn a_repair_from_the_field_is_tried_once_and_carried_into_the_file() {
     let file = machine.scene.read("X/tuned.env");
     assert!(file.lines().any(|line| line == "NCCL_CUMEM_HOST_ENABLE=0"), "{file}");
     assert!(file.contains("# repair: NCCL_CUMEM_HOST_ENABLE=0") && file.contains("Cuda failure 217"), "{file}");
+    nothing_twice(&machine.scene.journal("X")).unwrap();
     let tried =
         machine.scene.journal("X").iter().filter(|line| matches!(line.event, Event::RepairTried { .. })).count();
     assert_eq!(tried, 1);
