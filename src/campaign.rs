@@ -268,6 +268,9 @@ impl Campaign<'_> {
                 } else {
                     self.to_be_confirmed(failures, evidence)
                 };
+                // What hung after it was measured, while leaving, has its cells in this block already.
+                let arms: Vec<ArmId> =
+                    arms.into_iter().filter(|arm| !measured_in_block(&plan, arm, evidence)).collect();
                 again = self.replan(&plan, &arms, next_launch);
                 let out = quarantined(evidence);
                 plans.retain_mut(|plan| {
@@ -571,16 +574,10 @@ impl Campaign<'_> {
 
     /// What a broken launch left untried, as a launch of its own.
     fn remainder(&self, plan: &LaunchPlan, evidence: &Evidence, next_launch: &mut u32) -> Option<LaunchPlan> {
-        let (block, _, missing) = evidence.open_block(&self.context.points, self.context.passes())?;
+        let (_, _, missing) = evidence.open_block(&self.context.points, self.context.passes())?;
         let untried = |communicator: &&CommunicatorPlan| {
             let arm = &communicator.arm.id;
-            let measured_some = communicator.points.iter().any(|point: &PointKey| {
-                evidence.values(plan.phase, arm, *point).iter().any(|value| value.block == block)
-            }) || communicator
-                .passes
-                .iter()
-                .any(|pass| evidence.passes(arm, pass.case.key()).iter().any(|value| value.block == block));
-            missing.contains(&communicator.arm.id) && !measured_some
+            missing.contains(arm) && !measured_in_block(plan, arm, evidence)
         };
         let members: Vec<ArmId> =
             plan.communicators.iter().filter(untried).map(|communicator| communicator.arm.id.clone()).collect();
@@ -590,6 +587,18 @@ impl Campaign<'_> {
         }
         self.replan(plan, &members, next_launch)
     }
+}
+
+/// Whether anything of an arm of a launch was measured in the launch's block.
+fn measured_in_block(plan: &LaunchPlan, arm: &ArmId, evidence: &Evidence) -> bool {
+    plan.communicators.iter().filter(|communicator| communicator.arm.id == *arm).any(|communicator| {
+        communicator.points.iter().any(|point: &PointKey| {
+            evidence.values(plan.phase, arm, *point).iter().any(|value| value.block == plan.block)
+        }) || communicator
+            .passes
+            .iter()
+            .any(|pass| evidence.passes(arm, pass.case.key()).iter().any(|value| value.block == plan.block))
+    })
 }
 
 /// Whether an arm sets something that is known to hang machines.

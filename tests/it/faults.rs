@@ -152,8 +152,8 @@ impl Case {
         } else if hit == 0 {
             return Err("nothing failed".to_owned());
         } else if self.target == "default" {
-            // Without a default nothing can be compared: nothing was measured that counts.
-            4
+            // Without a default nothing can be compared: undecided, or status 4 where nothing was measured.
+            if measured.is_empty() { 4 } else { 0 }
         } else {
             for other in ["default", "winner", "arm"] {
                 if other != self.target && !measured.contains(other) {
