@@ -256,7 +256,7 @@ fn every_kind_of_fault_has_the_outcome_that_is_expected() {
 /// Two hundred faults, drawn from a seed: every kind, arms that win and arms that lose, the default,
 /// and 2 to 8 ranks.
 #[test]
-#[ignore = "takes minutes; .ci/run runs it as a step of its own"]
+#[ignore = "takes minutes on two cores"]
 fn two_hundred_faults() {
     let started = Instant::now();
     let expectations = expectations();
