@@ -614,6 +614,7 @@ mod tests {
     use crate::evidence::Objective;
     use crate::record::{CellMeasurement, Effective, Outcome, OutcomeKind, Point, PointPhase, Settings, Workload};
     use crate::search::Exhaustive;
+    use crate::wording::fixtures::arm;
 
     /// A backend that follows a script: factors per arm, and how some arms fail.
     struct Scripted {
@@ -676,16 +677,6 @@ mod tests {
         }
     }
 
-    fn arm(name: &str, env: &[(&str, &str)]) -> Arm {
-        Arm {
-            id: ArmId(name.to_owned()),
-            name: name.to_owned(),
-            env: env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
-            files: BTreeMap::new(),
-            server_args: Vec::new(),
-        }
-    }
-
     fn context(arms: Vec<Arm>) -> SearchContext {
         let point = Point {
             collective: Collective::AllReduce,
@@ -715,18 +706,7 @@ mod tests {
             default: ArmId("default".to_owned()),
             objective: Objective::of(&workload).unwrap(),
             points: vec![key],
-            settings: Settings {
-                min_gain: 0.02,
-                max_regression: 0.02,
-                strict: false,
-                profile: crate::record::Profile::Balanced,
-                strategy: "exhaustive".to_owned(),
-                search_blocks: 3,
-                finalists: 3,
-                final_launches: Some(6),
-                max_extra_memory_mib: None,
-                cell_time_ms: 1.0,
-            },
+            settings: Settings { final_launches: Some(6), cell_time_ms: 1.0, ..Settings::default() },
             most_trial_launches: None,
             trial: None,
             most_launches: None,

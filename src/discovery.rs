@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::canonical::Fingerprint;
 use crate::clock::Deadline;
 use crate::error_kind::{Classified, ErrorKind};
+use crate::file_lock;
 use crate::machine::{Gpu, LibrarySource, Machine, NcclLibrary};
 use crate::probe::{PROBE_ARGUMENT, ProbeReport, Question};
 use crate::process::{ChildEvent, ChildSpec, Group, Supervisor, SupervisorError};
@@ -418,13 +419,10 @@ impl GpuLocks {
                     _ => Err(error),
                 })
                 .map_err(unusable)?;
-            match file.file().try_lock() {
-                Ok(()) => files.push(file),
-                Err(std::fs::TryLockError::WouldBlock) => {
-                    return Err(DiscoveryError::GpuTaken { uuid: gpu.uuid.clone() });
-                }
-                Err(std::fs::TryLockError::Error(error)) => return Err(unusable(error)),
+            if !file_lock::take(file.file(), file_lock::A_MOMENT).map_err(unusable)? {
+                return Err(DiscoveryError::GpuTaken { uuid: gpu.uuid.clone() });
             }
+            files.push(file);
         }
         Ok(Self { _files: files })
     }
@@ -433,22 +431,14 @@ impl GpuLocks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wording::fixtures;
 
     fn gpu(index: u32, address: &str) -> Gpu {
         Gpu {
-            index,
             uuid: format!("GPU-{index}"),
             name: "NVIDIA Test".to_owned(),
             pci_bus_id: address.to_owned(),
-            memory_total_mib: Some(96_000),
-            memory_free_mib: Some(95_000),
-            compute_capability: Some([12, 0]),
-            pcie_generation: Some([5, 5]),
-            pcie_width: Some([16, 16]),
-            nvlinks: None,
-            persistence: None,
-            utilization_percent: Some(0),
-            process_ids: Vec::new(),
+            ..fixtures::gpu(index)
         }
     }
 

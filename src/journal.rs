@@ -7,18 +7,16 @@
 
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use crate::error_kind::{Classified, ErrorKind};
+use crate::file_lock;
+use crate::knob;
 use crate::record::{Event, FORMAT, JournalLine};
 
 /// Name of the journal in a run directory.
 pub const JOURNAL_FILE: &str = "run.jsonl";
 /// Name of the lock file beside it.
 const LOCK_FILE: &str = "run.lock";
-/// How often a lock that somebody holds is tried, and how long apart.
-const LOCK_TRIES: u32 = 10;
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// Longest line that is read.
 const LINE_BYTES: usize = 16 * 1024 * 1024;
 /// Seconds and microseconds beyond this are no measurement.
@@ -176,16 +174,10 @@ fn lock(directory: &Path) -> Result<fs_err::File, JournalError> {
     let path = directory.join(LOCK_FILE);
     let io = |source| JournalError::Io { doing: "lock", path: path.clone(), source };
     let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io)?;
-    // A process that is being started shares its parent's descriptors until it becomes another
-    // program, so a lock that was just given up can be seen held for some milliseconds more.
-    for _ in 0..LOCK_TRIES {
-        match file.file().try_lock() {
-            Ok(()) => return Ok(file),
-            Err(std::fs::TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
-            Err(std::fs::TryLockError::Error(source)) => return Err(io(source)),
-        }
+    if !file_lock::take(file.file(), file_lock::A_MOMENT).map_err(io)? {
+        return Err(JournalError::Locked(directory.to_owned()));
     }
-    Err(JournalError::Locked(directory.to_owned()))
+    Ok(file)
 }
 
 /// Bytes up to and including the last newline.
@@ -273,6 +265,13 @@ fn unsound(line: &JournalLine) -> Option<&'static str> {
         }
         Event::CellFailed { block, launch, duration_s, .. } => (&[*block, *launch], *duration_s),
         Event::LaunchEnded { launch, duration_s, .. } => (&[*launch], *duration_s),
+        Event::MemoryMeasured { block, launch, .. } => (&[*block, *launch], 0.0),
+        // What is in force from there on ends up in the answer's files.
+        Event::RepairTried { variable, value, .. }
+            if knob::find(variable).is_none() || !value.bytes().all(|byte| byte.is_ascii_alphanumeric()) =>
+        {
+            return Some("a repair");
+        }
         Event::BlockPlanned { block, launches, .. } => {
             if launches.iter().any(|launch| no_count(launch.launch)) {
                 return Some("a number of a launch");
@@ -296,8 +295,8 @@ fn unsound(line: &JournalLine) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{Collective, DataType};
-    use crate::record::{ArmId, CellMeasurement, Effective, PointKey};
+    use crate::record::CellMeasurement;
+    use crate::wording::fixtures;
 
     fn opened() -> Event {
         Event::RunOpened {
@@ -310,19 +309,7 @@ mod tests {
     }
 
     fn measured(us: f64) -> Event {
-        Event::CellMeasured(CellMeasurement {
-            arm: ArmId("a".to_owned()),
-            point: PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes: 4096, ranks: 2 },
-            block: 0,
-            launch: 0,
-            communicator: 0,
-            position: 0,
-            collectives_per_replay: 64,
-            replays_us: vec![9.876_543_21, us],
-            effective: Effective::default(),
-            flags: Vec::new(),
-            duration_s: 0.1,
-        })
+        Event::CellMeasured(CellMeasurement { replays_us: vec![9.876_543_21, us], ..fixtures::cell("a") })
     }
 
     #[test]
@@ -408,6 +395,11 @@ mod tests {
             other(r#""block-planned","block":0,"phase":"final","launches":[{"launch":4294967295,"arms":[]}]"#),
             other(r#""launch-started","launch":4294967295,"block":0,"env":{}"#),
             other(r#""run-resumed","segment":4294967295,"dropped_bytes":0"#),
+            other(
+                r#""memory-measured","arm":"x","block":4294967295,"launch":0,"device_bytes_per_rank":1,"shared_bytes":1"#,
+            ),
+            other(r#""repair-tried","variable":"LD_PRELOAD","value":"1","evidence":"""#),
+            other(r#""repair-tried","variable":"NCCL_CUMEM_HOST_ENABLE","value":"0\nA=1","evidence":"""#),
             other(r#""finalists-chosen","arms":[],"launches":4294967295,"reason":"""#),
         ];
         for case in cases {

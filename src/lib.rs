@@ -22,6 +22,7 @@ pub mod bindings;
 pub mod dynlib;
 pub mod env_syntax;
 pub mod evidence;
+pub mod file_lock;
 pub mod nccl_log;
 pub mod space;
 pub mod wording;

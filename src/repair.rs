@@ -51,19 +51,15 @@ pub fn propose(arm: &Arm, outcome: &Outcome, version: NcclVersion, fixed: impl F
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
-    use crate::record::ArmId;
+    use crate::wording::fixtures;
 
     const REFUSED: &str = "rank 1 while initialising the communicator: ncclCommInitRank returned 1 (unhandled cuda \
                            error); NCCL says: Cuda failure 217 'peer access is not \
                            supported between these two devices'";
 
     fn arm(env: &[(&str, &str)]) -> Arm {
-        let env: BTreeMap<String, String> =
-            env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Arm { id: ArmId("x".to_owned()), name: "x".to_owned(), env, files: BTreeMap::new(), server_args: Vec::new() }
+        fixtures::arm("x", env)
     }
 
     fn refused(detail: &str) -> Outcome {

@@ -1,7 +1,7 @@
 //! /dev/shm as far as NCCL's ranks meet there: what it needs, what is free, what was left behind.
 //!
 //! Where ranks exchange data through host memory the legacy way, each receiving rank makes a file
-//! `nccl-XXXXXX` per channel, and takes its name away once its peer has opened it. A rank that is killed
+//! per channel, named `nccl-` and six random characters, and takes its name away once its peer has opened it. A rank that is killed
 //! in between leaves the file, and with it the memory. Where CUDA's virtual memory calls provide the
 //! memory there are no files, and nothing here applies.
 //!
@@ -22,9 +22,11 @@ use crate::machine::NcclVersion;
 
 /// Bytes of one channel's buffers on a receiving rank with NCCL 2.28's defaults (init.cc, device.h):
 /// Simple 4 MiB, LL 0.5 MiB, LL128 120 x 16 x 640 x 4 = 4,915,200.
-const SIMPLE_BYTES: u64 = 4 << 20;
-const LL_BYTES: u64 = 512 << 10;
-const LL128_BYTES: u64 = 4_915_200;
+pub const SIMPLE_BYTES: u64 = 4 << 20;
+/// The same of LL.
+pub const LL_BYTES: u64 = 512 << 10;
+/// The same of LL128.
+pub const LL128_BYTES: u64 = 4_915_200;
 /// Their sum with its control words is rounded up to this, which is what allocations come in.
 const GRANULE_BYTES: u64 = 2 << 20;
 /// Channels that NCCL makes at least where it is left alone.

@@ -874,3 +874,45 @@ fn effective_of(log: &NcclLog, point: PointKey) -> Effective {
         threads: None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(at_us: u64, failure: FailureKind, detail: &str) -> Trouble {
+        Trouble::Said { at_us, failure, detail: detail.to_owned(), log: String::new() }
+    }
+
+    #[test]
+    fn a_death_decides_then_the_earliest_failure_and_a_lost_peer_last() {
+        let mut troubles = [
+            said(1, FailureKind::Nccl, "ncclAllReduce returned 6 (remote process exited)"),
+            said(30, FailureKind::Cuda, "late"),
+            said(20, FailureKind::Nccl, "ncclCommInitRank returned 3 (internal error)"),
+            Trouble::Ended(Exit::Signal(9)),
+        ];
+        troubles.sort_by_key(severity);
+        assert!(matches!(troubles[0], Trouble::Ended(_)));
+        let times = troubles[1..].iter().map(|trouble| match trouble {
+            Trouble::Said { at_us, .. } => *at_us,
+            _ => 0,
+        });
+        assert_eq!(times.collect::<Vec<_>>(), [20, 30, 1]);
+    }
+
+    #[test]
+    fn limits_are_generous_at_first_then_learned_within_bounds_and_capped() {
+        let mut budgets = Budgets { longest: BTreeMap::new(), limit: None };
+        let wait = |budgets: &Budgets| budgets.wait(WorkPhase::Init, Duration::ZERO).as_secs_f64();
+        assert!((wait(&budgets) - 90.0).abs() < f64::EPSILON);
+        budgets.learn(WorkPhase::Init, Duration::from_millis(100));
+        assert!((wait(&budgets) - 5.0).abs() < f64::EPSILON, "never too short for a busy machine");
+        budgets.learn(WorkPhase::Init, Duration::from_secs(2));
+        budgets.learn(WorkPhase::Init, Duration::from_secs(1));
+        assert!((wait(&budgets) - 21.0).abs() < f64::EPSILON, "ten times the longest, and a second");
+        let large = budgets.wait(WorkPhase::Init, Duration::from_secs(4)).as_secs_f64();
+        assert!((large - 25.0).abs() < f64::EPSILON, "what the size asks for comes on top");
+        budgets.limit = Some(Duration::from_secs(3));
+        assert!((wait(&budgets) - 3.0).abs() < f64::EPSILON);
+    }
+}

@@ -178,23 +178,13 @@ mod tests {
 
     use super::*;
     use crate::backend::CommunicatorPlan;
-    use crate::collective::{Collective, DataType};
-    use crate::record::{Arm, CellMeasurement, Effective, Phase, PointKey};
-
-    fn map(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
-        entries.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
-    }
+    use crate::record::{CellMeasurement, Effective, Phase};
+    use crate::wording::fixtures::{self, map};
 
     /// A launch of these arms.
     fn plan(arms: &[(&str, &[(&str, &str)])]) -> LaunchPlan {
         let communicator = |(name, env): &(&str, &[(&str, &str)])| CommunicatorPlan {
-            arm: Arm {
-                id: ArmId((*name).to_owned()),
-                name: (*name).to_owned(),
-                env: map(env),
-                files: BTreeMap::new(),
-                server_args: Vec::new(),
-            },
+            arm: fixtures::arm(name, env),
             variables: BTreeMap::new(),
             points: Vec::new(),
             passes: Vec::new(),
@@ -211,23 +201,12 @@ mod tests {
     }
 
     fn measured(arm: &str, transport: &str, channels: u32) -> Event {
-        Event::CellMeasured(CellMeasurement {
-            arm: ArmId(arm.to_owned()),
-            point: PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes: 4096, ranks: 2 },
-            block: 0,
-            launch: 7,
-            communicator: 0,
-            position: 0,
-            collectives_per_replay: 64,
-            replays_us: vec![10.0],
-            effective: Effective {
-                transport: Some(transport.to_owned()),
-                communicator_channels: Some(channels),
-                ..Effective::default()
-            },
-            flags: Vec::new(),
-            duration_s: 0.1,
-        })
+        let effective = Effective {
+            transport: Some(transport.to_owned()),
+            communicator_channels: Some(channels),
+            ..Effective::default()
+        };
+        Event::CellMeasured(CellMeasurement { effective, ..fixtures::cell(arm) })
     }
 
     struct Planted {

@@ -19,6 +19,7 @@ use crate::record::{
     SearchSummary, Statistics, Thresholds, VerdictKind, Veto,
 };
 use crate::search::{CONFIDENCE, SearchContext, point_log_ratios, shown_regressions};
+use crate::shared_memory::{LL_BYTES, LL128_BYTES, SIMPLE_BYTES};
 use crate::stats::{self, RatioEstimate};
 use crate::units::group_thousands;
 use crate::wording::plural;
@@ -29,12 +30,6 @@ const FEWEST_LAUNCHES: usize = 4;
 const GRID_LAUNCHES: u32 = 12;
 /// Most vetoed arms that are listed.
 const MOST_VETOES: usize = 64;
-
-/// Bytes of host or device memory that NCCL takes for one connection of one channel with default
-/// buffers: Simple 4 MiB, LL 512 KiB, LL128 4,915,200 bytes (NCCL's init.cc).
-const LL_BYTES: f64 = 524_288.0;
-const LL128_BYTES: f64 = 4_915_200.0;
-const SIMPLE_BYTES: u64 = 4_194_304;
 
 /// What the campaign adds to the evidence.
 #[derive(Debug, Clone, PartialEq)]
@@ -564,7 +559,7 @@ fn memory(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, arm
     let of = |id: &ArmId| context.points.iter().find_map(|point| effective(evidence, id, *point));
     let (winner, default) = (of(&arm.id), of(&context.default));
     let channels = |effective: &Option<Effective>| effective.as_ref()?.communicator_channels;
-    let set = |simple: u64| (simple as f64 + LL_BYTES + LL128_BYTES) * 3.0 / MIB;
+    let set = |simple: u64| (simple + LL_BYTES + LL128_BYTES) as f64 * 3.0 / MIB;
     let estimated = channels(&winner).zip(channels(&default)).map(|(channels, before)| {
         f64::from(channels) * set(simple_buffer_bytes(arm)) - f64::from(before) * set(SIMPLE_BYTES)
     });

@@ -39,19 +39,12 @@ pub(super) struct Planted {
 
 pub(super) fn gpu(index: u32) -> Gpu {
     Gpu {
-        index,
         uuid: format!("GPU-{index}"),
         name: "NVIDIA Test".to_owned(),
         pci_bus_id: format!("0000:{index}b:00.0"),
-        memory_total_mib: Some(97_887),
         memory_free_mib: Some(97_000),
-        compute_capability: Some([12, 0]),
-        pcie_generation: Some([5, 5]),
-        pcie_width: Some([16, 16]),
         nvlinks: None,
-        persistence: None,
-        utilization_percent: Some(0),
-        process_ids: Vec::new(),
+        ..crate::wording::fixtures::gpu(index)
     }
 }
 

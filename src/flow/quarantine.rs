@@ -103,17 +103,7 @@ impl Memory {
 mod tests {
     use super::*;
     use crate::record::{Outcome, OutcomeKind};
-    use crate::wording::fixtures;
-
-    fn arm(name: &str, env: &[(&str, &str)]) -> Arm {
-        Arm {
-            id: ArmId(name.to_owned()),
-            name: name.to_owned(),
-            env: env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
-            files: BTreeMap::new(),
-            server_args: Vec::new(),
-        }
-    }
+    use crate::wording::fixtures::{self, arm};
 
     fn arms() -> Vec<Arm> {
         vec![arm("default", &[]), arm("many", &[("NCCL_MIN_NCHANNELS", "32")])]

@@ -700,21 +700,7 @@ fn arms(
 }
 
 fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Settings {
-    let base = previous.map_or(
-        Settings {
-            min_gain: 0.02,
-            max_regression: 0.02,
-            strict: false,
-            profile: Profile::Balanced,
-            strategy: "exhaustive".to_owned(),
-            search_blocks: 3,
-            finalists: 3,
-            final_launches: None,
-            max_extra_memory_mib: None,
-            cell_time_ms: 40.0,
-        },
-        |manifest| manifest.settings.clone(),
-    );
+    let base = previous.map(|manifest| manifest.settings.clone()).unwrap_or_default();
     Settings {
         min_gain: request.min_gain.unwrap_or(base.min_gain),
         max_regression: request.max_regression.unwrap_or(base.max_regression),

@@ -108,6 +108,7 @@ fn reason(entry: &QuarantineEntry) -> String {
 mod tests {
     use super::*;
     use crate::record::{Event, FingerprintParts, Outcome};
+    use crate::wording::fixtures::{arm, map};
 
     fn failed(arm: &str, kind: OutcomeKind) -> Event {
         Event::CellFailed {
@@ -130,20 +131,6 @@ mod tests {
         assert_eq!(quarantined(&evidence), BTreeSet::from([ArmId("wrong".to_owned())]));
         evidence.tell(&failed("unlucky", OutcomeKind::Crashed));
         assert_eq!(quarantined(&evidence).len(), 2);
-    }
-
-    fn map(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
-        entries.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
-    }
-
-    fn arm(name: &str, env: &[(&str, &str)]) -> Arm {
-        Arm {
-            id: ArmId(name.to_owned()),
-            name: name.to_owned(),
-            env: map(env),
-            files: BTreeMap::new(),
-            server_args: Vec::new(),
-        }
     }
 
     fn entry(machine: &str, env: &[(&str, &str)]) -> QuarantineEntry {

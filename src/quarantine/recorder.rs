@@ -126,17 +126,11 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::collective::{Collective, DataType};
-    use crate::record::{CellMeasurement, Effective, Phase, PointKey};
+    use crate::record::Phase;
+    use crate::wording::fixtures;
 
     fn arm(name: &str, value: &str) -> Arm {
-        Arm {
-            id: ArmId(name.to_owned()),
-            name: name.to_owned(),
-            env: BTreeMap::from([("NCCL_MIN_NCHANNELS".to_owned(), value.to_owned())]),
-            files: BTreeMap::new(),
-            server_args: Vec::new(),
-        }
+        fixtures::arm(name, &[("NCCL_MIN_NCHANNELS", value)])
     }
 
     fn recorder(folder: &Path) -> Recorder {
@@ -162,19 +156,7 @@ mod tests {
     }
 
     fn measured(arm: &str) -> Event {
-        Event::CellMeasured(CellMeasurement {
-            arm: ArmId(arm.to_owned()),
-            point: PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes: 4096, ranks: 2 },
-            block: 0,
-            launch: 0,
-            communicator: 0,
-            position: 0,
-            collectives_per_replay: 64,
-            replays_us: vec![10.0],
-            effective: Effective::default(),
-            flags: Vec::new(),
-            duration_s: 0.1,
-        })
+        Event::CellMeasured(fixtures::cell(arm))
     }
 
     fn entries(folder: &Path) -> Vec<QuarantineEntry> {

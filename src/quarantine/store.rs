@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::canonical::Fingerprint;
+use crate::file_lock;
 use crate::machine::{Gpu, Machine, NcclLibrary, NcclVersion};
 use crate::record::{FORMAT, FingerprintParts, OutcomeKind, QuarantineEntry, QuarantineFile};
 use crate::wording::printable;
@@ -16,10 +17,8 @@ pub const FILE_NAME: &str = "quarantine.json";
 const LOCK_NAME: &str = "quarantine.lock";
 /// Largest file that is read, and that is written: thousands of entries.
 const MOST_BYTES: usize = 1 << 20;
-/// How often a lock that somebody holds is tried, and how long apart: a second in all, for a change that
-/// takes milliseconds.
-const LOCK_TRIES: u32 = 50;
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// How long the lock is waited for: changes take milliseconds.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
 /// Characters kept of a detail, a name or a path.
 const DETAIL_CHARACTERS: usize = 500;
 const NAME_CHARACTERS: usize = 200;
@@ -211,14 +210,10 @@ impl Store {
             .write(true)
             .open(&path)
             .map_err(|error| io(&error))?;
-        for _ in 0..LOCK_TRIES {
-            match file.file().try_lock() {
-                Ok(()) => return Ok(file),
-                Err(std::fs::TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
-                Err(std::fs::TryLockError::Error(error)) => return Err(io(&error)),
-            }
+        if !file_lock::take(file.file(), LOCK_WAIT).map_err(|error| io(&error))? {
+            return Err(StoreError::Locked(path));
         }
-        Err(StoreError::Locked(path))
+        Ok(file)
     }
 }
 
@@ -286,22 +281,14 @@ mod tests {
     use super::*;
     use crate::machine::LibrarySource;
     use crate::record::Outcome;
+    use crate::wording::fixtures;
 
     fn gpu(index: u32) -> Gpu {
         Gpu {
-            index,
             uuid: format!("GPU-{index}"),
             name: "NVIDIA Test".to_owned(),
             pci_bus_id: format!("0000:{index}b:00.0"),
-            memory_total_mib: Some(97_887),
-            memory_free_mib: Some(97_000),
-            compute_capability: Some([12, 0]),
-            pcie_generation: Some([5, 5]),
-            pcie_width: Some([16, 16]),
-            nvlinks: None,
-            persistence: None,
-            utilization_percent: Some(0),
-            process_ids: Vec::new(),
+            ..fixtures::gpu(index)
         }
     }
 

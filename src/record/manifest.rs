@@ -133,6 +133,24 @@ pub struct Settings {
     pub cell_time_ms: f64,
 }
 
+impl Default for Settings {
+    /// What a run without flags goes by.
+    fn default() -> Self {
+        Self {
+            min_gain: 0.02,
+            max_regression: 0.02,
+            strict: false,
+            profile: Profile::Balanced,
+            strategy: "exhaustive".to_owned(),
+            search_blocks: 3,
+            finalists: 3,
+            final_launches: None,
+            max_extra_memory_mib: None,
+            cell_time_ms: 40.0,
+        }
+    }
+}
+
 /// manifest.json.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {

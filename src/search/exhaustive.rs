@@ -215,14 +215,11 @@ fn hopeless(context: &SearchContext, evidence: &Evidence, arm: &ArmId) -> Option
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::collective::{Collective, DataType};
     use crate::evidence::Objective;
-    use crate::record::{
-        BlockLaunch, CellMeasurement, Effective, Event, Point, PointPhase, Profile, Settings, Workload,
-    };
+    use crate::record::{BlockLaunch, CellMeasurement, Event, Point, PointPhase, Settings, Workload};
+    use crate::wording::fixtures;
 
     const DEFAULT: &str = "default";
 
@@ -254,30 +251,13 @@ mod tests {
             guard: Vec::new(),
             assumptions: Vec::new(),
         };
-        let arm = |name: &&str| Arm {
-            id: id(name),
-            name: (*name).to_owned(),
-            env: BTreeMap::new(),
-            files: BTreeMap::new(),
-            server_args: Vec::new(),
-        };
+        let arm = |name: &&str| fixtures::arm(name, &[]);
         SearchContext {
             arms: [DEFAULT].iter().chain(names).map(arm).collect(),
             default: id(DEFAULT),
             objective: Objective::of(&workload).unwrap(),
             points: vec![point.key()],
-            settings: Settings {
-                min_gain: 0.02,
-                max_regression: 0.02,
-                strict: false,
-                profile: Profile::Balanced,
-                strategy: "exhaustive".to_owned(),
-                search_blocks: 3,
-                finalists: 3,
-                final_launches: Some(6),
-                max_extra_memory_mib: None,
-                cell_time_ms: 1.0,
-            },
+            settings: Settings { final_launches: Some(6), cell_time_ms: 1.0, ..Settings::default() },
             most_trial_launches: None,
             trial: None,
             most_launches: None,
@@ -291,17 +271,11 @@ mod tests {
         evidence.tell(&Event::BlockPlanned { block, phase: Phase::Search, launches });
         for (name, us) in arms {
             evidence.tell(&Event::CellMeasured(CellMeasurement {
-                arm: id(name),
                 point,
                 block,
                 launch: block,
-                communicator: 0,
-                position: 0,
-                collectives_per_replay: 64,
                 replays_us: vec![*us],
-                effective: Effective::default(),
-                flags: Vec::new(),
-                duration_s: 0.1,
+                ..fixtures::cell(name)
             }));
         }
         evidence.tell(&Event::LaunchEnded {

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use crate::collective::{Collective, DataType};
 use crate::machine::{Gpu, LibrarySource, Machine, NcclLibrary};
 use crate::record::{
-    Answer, AnswerKind, ArmId, BackendKind, BatchObjective, Check, CheckReport, CheckVerdict, Choice, Contribution,
-    Effective, FORMAT, FingerprintParts, Labels, Manifest, Memory, Objective, Origin, Pin, Point, PointPhase,
-    PointVerdict, SearchSummary, Settings, Space, Statistics, Thresholds, Trial, VerdictKind, Veto, Workload,
+    Answer, AnswerKind, Arm, ArmId, BackendKind, BatchObjective, CellMeasurement, Check, CheckReport, CheckVerdict,
+    Choice, Contribution, Effective, FORMAT, FingerprintParts, Labels, Manifest, Memory, Objective, Origin, Pin, Point,
+    PointKey, PointPhase, PointVerdict, SearchSummary, Settings, Space, Statistics, Thresholds, Trial, VerdictKind,
+    Veto, Workload,
 };
 
 pub(crate) fn map(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -57,7 +58,35 @@ pub(crate) fn workload() -> Workload {
     }
 }
 
-fn gpu(index: u32) -> Gpu {
+/// An arm whose id is its name.
+pub(crate) fn arm(name: &str, env: &[(&str, &str)]) -> Arm {
+    Arm {
+        id: ArmId(name.to_owned()),
+        name: name.to_owned(),
+        env: map(env),
+        files: BTreeMap::new(),
+        server_args: Vec::new(),
+    }
+}
+
+/// An arm at one small point in the first launch of the first block.
+pub(crate) fn cell(arm: &str) -> CellMeasurement {
+    CellMeasurement {
+        arm: ArmId(arm.to_owned()),
+        point: PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes: 4096, ranks: 2 },
+        block: 0,
+        launch: 0,
+        communicator: 0,
+        position: 0,
+        collectives_per_replay: 64,
+        replays_us: vec![10.0],
+        effective: Effective::default(),
+        flags: Vec::new(),
+        duration_s: 0.1,
+    }
+}
+
+pub(crate) fn gpu(index: u32) -> Gpu {
     Gpu {
         index,
         uuid: format!("GPU-0000000{index}"),
@@ -121,18 +150,7 @@ pub(crate) fn manifest() -> Manifest {
         arms: Vec::new(),
         quarantined: Vec::new(),
         notices: Vec::new(),
-        settings: Settings {
-            min_gain: 0.02,
-            max_regression: 0.02,
-            strict: false,
-            profile: crate::record::Profile::Balanced,
-            strategy: "racing".to_owned(),
-            search_blocks: 4,
-            finalists: 3,
-            final_launches: None,
-            max_extra_memory_mib: None,
-            cell_time_ms: 40.0,
-        },
+        settings: Settings { strategy: "racing".to_owned(), search_blocks: 4, ..Settings::default() },
         trial: None,
         checks: checks(),
         recorded: None,

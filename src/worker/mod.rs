@@ -97,6 +97,8 @@ fn serve(connection: &mut Connection, allows_fakes: bool) -> Result<(), Answer> 
     loop {
         match next(connection)? {
             Order::UniqueId => {
+                // NCCL looks at every network first.
+                tell(connection, WorkPhase::Init);
                 let id = setup.nccl.unique_id().map_err(|error| failed(&mut log, error.into()))?;
                 send(connection, &Answer::UniqueId { unique_id: to_hex(&id) })?;
             }
@@ -113,7 +115,6 @@ fn serve(connection: &mut Connection, allows_fakes: bool) -> Result<(), Answer> 
                 send(connection, &Answer::Opened { log: log.delta() })?;
                 serve_communicator(connection, &setup, &communicator, &mut log)?;
                 let now = MemoryNow::of(&setup.device);
-                tell(connection, WorkPhase::Destroy);
                 communicator.destroy().map_err(|error| failed(&mut log, error.into()))?;
                 let taken = |before: Option<u64>, now: Option<u64>| Some(now?.saturating_sub(before?));
                 send(
@@ -147,6 +148,8 @@ fn open(connection: &mut Connection, hello: Order, allows_fakes: bool) -> Result
         ));
     }
     let mut log = LogReader::new(PathBuf::from(log_path));
+    // Before the first library is opened: from a cold disk that alone takes seconds.
+    tell(connection, WorkPhase::Context);
     if !driver_is_present() {
         return Err(failure(FailureKind::Cuda, "no CUDA driver library (libcuda.so.1) can be loaded"));
     }
@@ -156,7 +159,6 @@ fn open(connection: &mut Connection, hello: Order, allows_fakes: bool) -> Result
             "the driver or NCCL is a stand-in for tests; only NCCLTUNE_ALLOW_FAKE=1 lets workers use it",
         ));
     }
-    tell(connection, WorkPhase::Context);
     let nccl = Nccl::load(Path::new(&nccl_path)).map_err(|error| failure(FailureKind::Nccl, error.to_string()))?;
     let nccl_version = nccl.version().map_err(|error| failed(&mut log, error.into()))?;
     let open_device = || -> Result<(Device, Buffers, String), StepError> {
@@ -276,6 +278,7 @@ fn serve_communicator(
                 send(connection, &Answer::Replayed { replays_us })?;
             }
             Order::CloseCommunicator => {
+                tell(connection, WorkPhase::Destroy);
                 prepared.forget_pass();
                 drop(ManuallyDrop::into_inner(prepared));
                 return Ok(());

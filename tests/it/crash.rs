@@ -21,7 +21,7 @@ use rand::RngExt as _;
 use rand::seq::{IndexedRandom as _, SliceRandom as _};
 
 use crate::command::{Running, Scene, choice_in, journal_in, journal_text, manifest_in};
-use crate::resume::assert_sound;
+use crate::resume::{FEW_ARMS, assert_sound, clear_machine};
 
 /// Places of the first test in all.
 const PLACES: usize = 100;
@@ -39,24 +39,11 @@ const WINNER: &str = "MIN_NCHANNELS=16";
 /// change the answer.
 fn scene() -> Scene {
     let scene = Scene::new();
-    scene.write(
-        "machine.toml",
-        "format = 1\nname = \"clear\"\ndescription = \"one setting helps\"\ngpu = \"Test GPU\"\ngpus = 4\n\
-         memory_mib = 98304\ncompute_capability = [12, 0]\nsizes_bytes = [4096, 65536, 1048576]\n\
-         default_latency_us = [20.0, 30.0, 120.0]\n\
-         [noise]\nlaunch_log_sd = 0.004\nslow_launch_probability = 0.0\nslow_launch_factor = 1.0\n\
-         cell_log_sd = 0.002\nreplay_log_sd = 0.01\n[cost]\nlaunch_s = 2.0\ncommunicator_s = 0.5\ncell_s = 0.05\n\
-         [pass]\nweights_gb_per_s = 1350.0\narithmetic_tflop_per_s = 300.0\nproduct_us = 3.0\ncrowding = 1.1\n\
-         [[effect]]\nwhen = { NCCL_MIN_NCHANNELS = \"16\" }\nfactor = [0.7, 0.7, 0.7]\n\
-         [[effect]]\nwhen = { NCCL_PROTO = \"allreduce:Simple\" }\nfactor = [1.5, 1.3, 1.2]\n",
-    );
-    scene.write(
-        "space.toml",
-        "format = 1\nname = \"few\"\ndescription = \"arms of a test\"\n\
-         [[axis]]\nvariable = \"NCCL_MIN_NCHANNELS\"\nvalues = [\"unset\", \"8\", \"16\"]\n\
-         [[axis]]\nvariable = \"NCCL_PROTO\"\nvalues = [\"unset\", \"allreduce:Simple\"]\n\
-         [[arm]]\nname = \"topology\"\nenv = { NCCL_TOPO_FILE = \"/srv/box.xml\" }\n",
-    );
+    let more = "[pass]\nweights_gb_per_s = 1350.0\narithmetic_tflop_per_s = 300.0\nproduct_us = 3.0\ncrowding = 1.1\n\
+                [[effect]]\nwhen = { NCCL_MIN_NCHANNELS = \"16\" }\nfactor = [0.7, 0.7, 0.7]\n";
+    scene.write("machine.toml", clear_machine("launch_log_sd = 0.004\ncell_log_sd = 0.002\n", more));
+    let topology = "[[arm]]\nname = \"topology\"\nenv = { NCCL_TOPO_FILE = \"/srv/box.xml\" }\n";
+    scene.write("space.toml", format!("{FEW_ARMS}{topology}"));
     scene.write(
         "model.json",
         "{\"architectures\":[\"LlamaForCausalLM\"],\"hidden_size\":2048,\"intermediate_size\":4096,\

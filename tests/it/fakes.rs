@@ -56,23 +56,23 @@ impl Machine {
 
     /// `nccltune tune` to its end; returns its status and what it said.
     pub(crate) fn tune(&self, more: &str) -> (Option<i32>, String) {
-        let line = self.tune_line(more);
-        let output = self.command(&line.split_whitespace().collect::<Vec<_>>()).output().expect("the program starts");
+        let output = self.tune_command(more).output().expect("the program starts");
         let said = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8_lossy(&said).into_owned())
     }
 
     /// The same, left running, with nobody who reads what it says.
     pub(crate) fn start(&self, more: &str) -> Running {
-        let line = self.tune_line(more);
-        let mut command = self.command(&line.split_whitespace().collect::<Vec<_>>());
+        let mut command = self.tune_command(more);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().expect("the program starts").into()
     }
 
-    fn tune_line(&self, more: &str) -> String {
+    /// `nccltune tune`, not started yet.
+    pub(crate) fn tune_command(&self, more: &str) -> Command {
         let (nccl, cublaslt) = (self.library("libnccl.so.2"), self.library("libcublasLt.so.13"));
-        format!("tune --backend nccl --nccl-lib {nccl} --cublaslt-lib {cublaslt} --out X {more}")
+        let line = format!("tune --backend nccl --nccl-lib {nccl} --cublaslt-lib {cublaslt} --out X {more}");
+        self.command(&line.split_whitespace().collect::<Vec<_>>())
     }
 
     fn probe(&self, question: &[&str]) -> ProbeReport {

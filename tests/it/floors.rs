@@ -21,7 +21,18 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("records", &["record", "stats"]),
     (
         "descriptions",
-        &["bindings", "dynlib", "env_syntax", "wording", "evidence", "nccl_log", "nccl_model", "space", "workload"],
+        &[
+            "bindings",
+            "dynlib",
+            "env_syntax",
+            "wording",
+            "evidence",
+            "file_lock",
+            "nccl_log",
+            "nccl_model",
+            "space",
+            "workload",
+        ],
     ),
     ("tools", &["journal", "probe", "process", "quarantine", "repair", "shared_memory", "worker"]),
     // Asks the probe what the machine is, so that work need not.

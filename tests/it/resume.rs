@@ -17,26 +17,30 @@ use crate::command::{Ended, Running, Scene, cells, wait_for};
 
 const TUNE: &str = "tune --backend simulated --machine machine.toml --space space.toml --sizes 16K,256K --seed 3";
 
-/// One clear winner among a few arms, so that another draw of noise after the seam cannot change the
-/// verdict, and launches that several arms share, so that blocks can be torn inside one.
-fn scene() -> Scene {
-    let scene = Scene::new();
-    scene.write(
-        "machine.toml",
+/// A machine on which one setting helps and another does not.
+pub(crate) fn clear_machine(noise: &str, more: &str) -> String {
+    format!(
         "format = 1\nname = \"clear\"\ndescription = \"one setting helps\"\ngpu = \"Test GPU\"\ngpus = 4\n\
          memory_mib = 98304\ncompute_capability = [12, 0]\nsizes_bytes = [4096, 65536, 1048576]\n\
          default_latency_us = [20.0, 30.0, 120.0]\n\
-         [noise]\nlaunch_log_sd = 0.01\nslow_launch_probability = 0.0\nslow_launch_factor = 1.0\n\
-         cell_log_sd = 0.004\nreplay_log_sd = 0.01\n[cost]\nlaunch_s = 2.0\ncommunicator_s = 0.5\ncell_s = 0.05\n\
-         [[effect]]\nwhen = { NCCL_MIN_NCHANNELS = \"16\" }\nfactor = [0.8, 0.8, 0.8]\n\
-         [[effect]]\nwhen = { NCCL_PROTO = \"allreduce:Simple\" }\nfactor = [1.5, 1.3, 1.2]\n",
-    );
-    scene.write(
-        "space.toml",
-        "format = 1\nname = \"few\"\ndescription = \"arms of a test\"\n\
-         [[axis]]\nvariable = \"NCCL_MIN_NCHANNELS\"\nvalues = [\"unset\", \"8\", \"16\"]\n\
-         [[axis]]\nvariable = \"NCCL_PROTO\"\nvalues = [\"unset\", \"allreduce:Simple\"]\n",
-    );
+         [noise]\n{noise}slow_launch_probability = 0.0\nslow_launch_factor = 1.0\nreplay_log_sd = 0.01\n\
+         [cost]\nlaunch_s = 2.0\ncommunicator_s = 0.5\ncell_s = 0.05\n{more}\
+         [[effect]]\nwhen = {{ NCCL_PROTO = \"allreduce:Simple\" }}\nfactor = [1.5, 1.3, 1.2]\n"
+    )
+}
+
+/// Launches that several arms share, so that blocks can be torn inside one.
+pub(crate) const FEW_ARMS: &str = "format = 1\nname = \"few\"\ndescription = \"arms of a test\"\n\
+     [[axis]]\nvariable = \"NCCL_MIN_NCHANNELS\"\nvalues = [\"unset\", \"8\", \"16\"]\n\
+     [[axis]]\nvariable = \"NCCL_PROTO\"\nvalues = [\"unset\", \"allreduce:Simple\"]\n";
+
+/// One clear winner among a few arms, so that another draw of noise after the seam cannot change the
+/// verdict.
+fn scene() -> Scene {
+    let scene = Scene::new();
+    let effect = "[[effect]]\nwhen = { NCCL_MIN_NCHANNELS = \"16\" }\nfactor = [0.8, 0.8, 0.8]\n";
+    scene.write("machine.toml", clear_machine("launch_log_sd = 0.01\ncell_log_sd = 0.004\n", effect));
+    scene.write("space.toml", FEW_ARMS);
     scene
 }
 

@@ -23,6 +23,7 @@ const UNSAFE_ROOMS: &[Room] = &[
     ("src/worker/control_file.rs", "maps the control file that a worker shares with the plugin"),
     ("tuner-plugin/", "NCCL calls it through C function tables"),
     ("tests/fake-gpu/", "answers C calls in the place of the driver and NCCL"),
+    ("tests/it/flip_bits.rs", "is preloaded in the place of the C library's memcpy"),
 ];
 
 /// Files that may use what clippy.toml bans elsewhere.
