@@ -19,6 +19,7 @@ use crate::record::{Arm, ArmId, BlockLaunch, Event, JournalLine, Outcome, Outcom
 use crate::repair;
 use crate::search::{SearchContext, Strategy, Want};
 use crate::seed::Seed;
+use crate::space;
 use crate::workload::pass_steps;
 
 /// Launches that one block may need beyond the planned ones, where failures tear launches apart.
@@ -471,7 +472,7 @@ impl Campaign<'_> {
         for arm in arms.into_iter().sorted_by(|left, right| left.id.cmp(&right.id)) {
             let environment = match phase {
                 Phase::Search => self.launch_variables(arm),
-                Phase::Final | Phase::Trial => arm.env.clone(),
+                Phase::Final | Phase::Trial => space::variables(arm),
             };
             match groups.iter_mut().find(|(known, _)| phase == Phase::Search && *known == environment) {
                 Some((_, members)) => members.push(arm),
@@ -512,11 +513,7 @@ impl Campaign<'_> {
     ) -> LaunchPlan {
         // Every variable that any communicator of the launch sets is set or taken out at each.
         let communicator_level = |arm: &Arm| -> BTreeMap<String, String> {
-            arm.env
-                .iter()
-                .filter(|(name, _)| !environment.contains_key(*name))
-                .map(|(name, value)| (name.clone(), value.clone()))
-                .collect()
+            space::variables(arm).into_iter().filter(|(name, _)| !environment.contains_key(name)).collect()
         };
         let names: BTreeSet<String> = members.iter().flat_map(|arm| communicator_level(arm).into_keys()).collect();
         let communicators = members
@@ -561,14 +558,13 @@ impl Campaign<'_> {
 
     /// Variables of an arm that must be there at process start.
     fn launch_variables(&self, arm: &Arm) -> BTreeMap<String, String> {
-        arm.env
-            .iter()
+        space::variables(arm)
+            .into_iter()
             .filter(|(name, _)| {
                 !knob::find(name).is_some_and(|knob| {
                     knob.routes(self.nccl_version).any(|route| route.way == Way::CommunicatorEnvironment)
                 })
             })
-            .map(|(name, value)| (name.clone(), value.clone()))
             .collect()
     }
 

@@ -170,11 +170,16 @@ fn can_say(dialect: Dialect, character: char) -> bool {
     }
 }
 
+/// The first character of a value that the dialect cannot carry to every consumer.
+pub fn unsayable(dialect: Dialect, value: &str) -> Option<char> {
+    value.chars().find(|character| !can_say(dialect, *character))
+}
+
 fn check_variable(dialect: Dialect, name: &str, value: &str) -> Result<(), EnvWriteError> {
     if !is_name(name) {
         return Err(EnvWriteError::Name { name: clipped(name) });
     }
-    match value.chars().find(|character| !can_say(dialect, *character)) {
+    match unsayable(dialect, value) {
         Some(character) => Err(EnvWriteError::Value { name: clipped(name), character, dialect }),
         None => Ok(()),
     }

@@ -5,11 +5,13 @@
 //! this NCCL cannot read, what a pin already decides and what is risky is left out with a notice.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use itertools::Itertools;
 
 use crate::canonical::Fingerprint;
 use crate::error_kind::{Classified, ErrorKind};
+use crate::file_kind::FileKind;
 use crate::knob::{self, Risk, Severity};
 use crate::machine::NcclVersion;
 use crate::record::{Arm, ArmId, FORMAT, RuleCondition, Space};
@@ -154,6 +156,10 @@ pub fn parse(text: &str, file: &str) -> Result<Space, SpaceError> {
         if let Some(reason) = conflict(&env) {
             return Err(contradiction(format!("arm {:?}: {reason}", arm.name)));
         }
+        if let Some(kind) = arm.files.keys().find(|kind| env.contains_key(kind.variable())) {
+            let (name, variable) = (&arm.name, kind.variable());
+            return Err(contradiction(format!("arm {name:?} has a {} and sets {variable} too", kind.words())));
+        }
         arm.env = env;
     }
     if !space.arm.iter().map(|arm| &arm.name).all_unique() {
@@ -233,7 +239,8 @@ pub struct Enumeration {
 }
 
 /// Which arms to measure: the grid without what rules, pins, this NCCL and untaken risks exclude,
-/// the named arms, and always the default.
+/// the named arms, and always the default. Files of named arms must stand by SHA-256 here, not by path:
+/// what an arm is depends on what a file holds, and on nothing else of it.
 pub fn enumerate(
     space: &Space,
     pins: &BTreeMap<String, String>,
@@ -276,11 +283,13 @@ pub fn enumerate(
     if combinations.is_none() {
         return Err(contradiction(format!("the grid has more than {MAX_COMBINATIONS} combinations")));
     }
-    let mut arms = vec![arm("default", BTreeMap::new())];
+    let none = BTreeMap::new;
+    let mut arms = vec![arm("default", BTreeMap::new(), none())];
     for named in &space.arm {
         let mut env = named.env.clone();
         let fixed = env.iter().find(|(variable, value)| pins.get(*variable).is_some_and(|pin| pin != *value));
-        if let Some((variable, _)) = fixed {
+        let pointed = named.files.keys().map(|kind| kind.variable()).find(|variable| pins.contains_key(*variable));
+        if let Some(variable) = fixed.map(|(variable, _)| variable.as_str()).or(pointed) {
             notices.push(format!("{variable} is fixed: arm {:?} is left out", named.name));
             continue;
         }
@@ -289,7 +298,7 @@ pub fn enumerate(
             notices.push(format!("arm {:?} is left out", named.name));
             continue;
         }
-        arms.push(arm(&named.name, env));
+        arms.push(arm(&named.name, env, named.files.clone()));
     }
     let mut left_out: BTreeMap<&str, usize> = BTreeMap::new();
     let grid: Vec<Vec<(&str, &str)>> = if axes.is_empty() {
@@ -317,7 +326,7 @@ pub fn enumerate(
             .map(|(variable, value)| (variable.to_owned(), value.to_owned()))
             .collect();
         if conflict(&env).is_none() {
-            arms.push(arm(&grid_name(&env), env));
+            arms.push(arm(&grid_name(&env), env, none()));
         }
     }
     for (reason, count) in left_out {
@@ -325,7 +334,8 @@ pub fn enumerate(
     }
     // The first of equals stays: the default, then the name people know.
     let arms: Vec<Arm> = arms.into_iter().unique_by(|arm| arm.id.clone()).collect();
-    let wants_default_only = space.axis.is_empty() && space.arm.iter().all(|arm| arm.env.is_empty());
+    let wants_default_only =
+        space.axis.is_empty() && space.arm.iter().all(|arm| arm.env.is_empty() && arm.files.is_empty());
     if arms.len() < 2 && !wants_default_only {
         return Err(contradiction(format!("nothing is left to measure beside the default ({})", notices.join("; "))));
     }
@@ -388,12 +398,27 @@ fn conflict(env: &BTreeMap<String, String>) -> Option<String> {
     })
 }
 
-fn arm(name: &str, env: BTreeMap<String, String>) -> Arm {
-    let files = BTreeMap::new();
+/// An arm, named by what it sets and by what its files hold: their SHA-256 stands here, never a path, so
+/// that an arm is the same in a run directory that was moved.
+pub fn arm(name: &str, env: BTreeMap<String, String>, files: BTreeMap<FileKind, String>) -> Arm {
     let server_args: Vec<String> = Vec::new();
     let identity = serde_json::json!({ "env": &env, "files": &files, "server_args": &server_args });
     let id = ArmId(Fingerprint::of(&identity).short().to_owned());
     Arm { id, name: name.to_owned(), env, files, server_args }
+}
+
+/// Everything an arm sets. A variable that points at one of its files names the file as it is called in a
+/// run directory: whoever starts a process puts the directory before it ([`file_in`]).
+pub fn variables(arm: &Arm) -> BTreeMap<String, String> {
+    let mut variables = arm.env.clone();
+    variables.extend(arm.files.iter().map(|(kind, sha256)| (kind.variable().to_owned(), kind.file_name(sha256))));
+    variables
+}
+
+/// The file of a run directory that a variable of [`variables`] points at; none where the value is a value.
+pub fn file_in(directory: &Path, variable: &str, value: &str) -> Option<PathBuf> {
+    FileKind::of_variable(variable)?.sha256_of(value)?;
+    Some(directory.join(value))
 }
 
 /// A grid arm is named by what it sets.
@@ -474,6 +499,32 @@ mod tests {
     }
 
     #[test]
+    fn an_arm_is_named_by_what_its_file_holds() {
+        let text = head() + "[[arm]]\nname = \"ring\"\nfiles = { graph = \"ring.xml\" }\n";
+        let space = parse(&text, "t").unwrap();
+        let with = |sha256: &str, pins: &BTreeMap<String, String>| {
+            let mut space = space.clone();
+            space.arm[0].files.insert(FileKind::Graph, sha256.to_owned());
+            enumerate(&space, pins, NEW, &BTreeSet::new())
+        };
+        let (one, other) = ("1".repeat(64), "2".repeat(64));
+        let none = BTreeMap::new();
+        let arms = with(&one, &none).unwrap().arms;
+        assert_eq!(arms[1].files, BTreeMap::from([(FileKind::Graph, one.clone())]));
+        assert_ne!(arms[1].id, arms[0].id);
+        assert_ne!(arms[1].id, with(&other, &none).unwrap().arms[1].id);
+        let name = format!("graph-{one}.xml");
+        assert_eq!(variables(&arms[1]), BTreeMap::from([("NCCL_GRAPH_FILE".to_owned(), name.clone())]));
+        let folder = Path::new("/srv/run");
+        assert_eq!(file_in(folder, "NCCL_GRAPH_FILE", &name), Some(folder.join(&name)));
+        for (variable, value) in [("NCCL_TOPO_FILE", name.as_str()), ("NCCL_GRAPH_FILE", "/etc/ring.xml")] {
+            assert_eq!(file_in(folder, variable, value), None);
+        }
+        let pins = BTreeMap::from([("NCCL_GRAPH_FILE".to_owned(), "/etc/ring.xml".to_owned())]);
+        assert!(with(&one, &pins).unwrap_err().to_string().contains("NCCL_GRAPH_FILE is fixed"));
+    }
+
+    #[test]
     fn a_risk_is_taken_by_name_only() {
         let text = head() + "[[axis]]\nvariable = \"NCCL_PROTO\"\nvalues = [\"unset\", \"LL\", \"allreduce:LL128\"]\n";
         let space = parse(&text, "t").unwrap();
@@ -512,6 +563,12 @@ mod tests {
                 "has no effect beside",
             ),
             (
+                head()
+                    + "[[arm]]\nname = \"x\"\nenv = { NCCL_GRAPH_FILE = \"/a.xml\" }\nfiles = { graph = \"b.xml\" }\n",
+                "sets NCCL_GRAPH_FILE too",
+            ),
+            (head() + "[[arm]]\nname = \"x\"\nfiles = { grape = \"b.xml\" }\n", "grape"),
+            (
                 head() + "[[arm]]\nname = \"x\"\nenv = { NCCL_MIN_NCHANNELS = \"16\", NCCL_MAX_NCHANNELS = \"8\" }\n",
                 "is above",
             ),
@@ -536,7 +593,7 @@ mod tests {
             let text = head() + &format!("[[arm]]\nname = \"x\"\nenv = {{ {first}, {second} }}\n");
             prop_assert_eq!(&all(&text).arms[1].id.0, &arm("y", BTreeMap::from([
                 ("NCCL_MIN_NCHANNELS".to_owned(), "8".to_owned()), ("NCCL_NTHREADS".to_owned(), "256".to_owned()),
-            ])).id.0);
+            ]), BTreeMap::new()).id.0);
         }
     }
 }

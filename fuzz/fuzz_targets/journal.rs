@@ -64,6 +64,7 @@ fuzz_target!(|bytes: &[u8]| {
     let json = serde_json::to_string(&choice).expect("a choice is JSON");
     assert!(!json.is_empty() && !verdict_text(&choice, manifest, Some(100)).is_empty());
     for emit_as in EmitAs::ALL {
-        let _ = render(&choice, manifest, emit_as, &|name: &str| knob::find(name).map(|knob| knob.effect.to_owned()));
+        let effect_of = |name: &str| knob::find(name).map(|knob| knob.effect.to_owned());
+        let _ = render(&choice, manifest, std::path::Path::new("/srv/run"), emit_as, &effect_of);
     }
 });

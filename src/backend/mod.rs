@@ -23,7 +23,8 @@ pub struct LaunchPlan {
     pub block: u32,
     /// What the block is for.
     pub phase: Phase,
-    /// Variables of the arms that must be there at process start; equal for all of them.
+    /// Variables of the arms that must be there at process start; equal for all of them. Files stand by
+    /// their names in the run directory.
     pub environment: BTreeMap<String, String>,
     /// Communicators in order.
     pub communicators: Vec<CommunicatorPlan>,

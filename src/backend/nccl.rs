@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -20,10 +21,11 @@ use crate::nccl_log::{self, NcclLog, Symptom};
 use crate::probe::normal_address;
 use crate::process::{ChildEvent, ChildSpec, Exit, Group, Supervisor};
 use crate::record::{
-    Arm, CellMeasurement, Effective, Event, Flag, GpuState, Outcome, OutcomeKind, PassMeasurement, PassVariant,
+    Arm, CellMeasurement, Effective, Event, Flag, GpuState, Outcome, OutcomeKind, PassMeasurement, PassVariant, Phase,
     PointKey, SetLine,
 };
 use crate::shared_memory::SharedMemory;
+use crate::space;
 use crate::worker::protocol::{Answer, FailureKind, Order, PROTOCOL, WORKER_ARGUMENT, WorkPhase};
 
 /// Wait for an order that does no work worth a phase.
@@ -50,6 +52,8 @@ const PASS_TIME_MS: f64 = 400.0;
 const PASS_RUNS: (f64, f64) = (5.0, 60.0);
 /// What NCCL is asked to log: enough to read back what ran, nothing per replay.
 const DEBUG_SUBSYSTEMS: &str = "INIT,ENV,TUNING";
+/// The same, and what its search for channels comes to.
+const DEBUG_SUBSYSTEMS_WITH_SEARCHES: &str = "INIT,ENV,TUNING,GRAPH";
 
 /// What a backend on GPUs needs to know.
 pub struct NcclSetup {
@@ -66,6 +70,8 @@ pub struct NcclSetup {
     pub cublaslt: String,
     /// Where captured logs of failed launches go.
     pub logs: PathBuf,
+    /// Where the files of arms lie: the run directory, as a path that leads there from anywhere.
+    pub files: PathBuf,
     /// The longest any phase of a step may take; the tool's own limits where there is none.
     pub phase_limit: Option<Duration>,
 }
@@ -80,6 +86,10 @@ pub struct NcclBackend {
     idle: Vec<Gpu>,
     /// Heard and asked while a launch borrows the rest.
     room: RefCell<Room>,
+    /// What NCCL logs.
+    debug_subsystems: &'static str,
+    /// Of the last launch's first rank.
+    last_log: NcclLog,
 }
 
 /// How long each phase of a worker's step may take before the launch is given up.
@@ -163,7 +173,19 @@ impl NcclBackend {
         let (keeper, idle) = kept.map_or_else(|| (None, setup.gpus.clone()), |(group, gpus)| (Some(group), gpus));
         let version = NcclVersion::from_code(setup.nccl.version);
         let room = RefCell::new(Room::new(SharedMemory::of_this_machine(), version, setup.gpus.len() as u32));
-        Self { setup, budgets, _keeper: keeper, idle, room }
+        let debug_subsystems = DEBUG_SUBSYSTEMS;
+        Self { setup, budgets, _keeper: keeper, idle, room, debug_subsystems, last_log: NcclLog::default() }
+    }
+
+    /// Has NCCL log what its search for channels comes to.
+    #[must_use]
+    pub fn with_searches_logged(self) -> Self {
+        Self { debug_subsystems: DEBUG_SUBSYSTEMS_WITH_SEARCHES, ..self }
+    }
+
+    /// What the first rank's NCCL logged in the last launch.
+    pub const fn last_log(&self) -> &NcclLog {
+        &self.last_log
     }
 
     /// Proves that each GPU answers and that the memory of a launch that was ended by force is back.
@@ -200,6 +222,43 @@ impl NcclBackend {
     fn version(&self) -> NcclVersion {
         NcclVersion::from_code(self.setup.nccl.version)
     }
+
+    /// A value as a worker must see it: what names a file of the run leads there.
+    fn seen(&self, name: &str, value: &str) -> String {
+        space::file_in(&self.setup.files, name, value).map_or_else(|| value.to_owned(), |path| text_of(&path))
+    }
+}
+
+impl NcclBackend {
+    /// What NCCL makes of the machine by default: what each rank logged of a communicator that was opened
+    /// and left again, with nothing measured on it. Nothing where it could not be opened: whoever measures
+    /// finds out why.
+    pub fn look(&mut self) -> Result<Vec<NcclLog>, BackendError> {
+        let arm = space::arm("default", BTreeMap::new(), BTreeMap::new());
+        let plan = LaunchPlan {
+            launch: 0,
+            block: 0,
+            phase: Phase::Search,
+            environment: BTreeMap::new(),
+            communicators: vec![CommunicatorPlan {
+                arm,
+                variables: BTreeMap::new(),
+                points: Vec::new(),
+                passes: Vec::new(),
+            }],
+            cell_time_ms: 0.0,
+            data_seed: 0,
+        };
+        let mut launch = Launch::start(self, &plan)?;
+        let broken = launch.measure(&mut |_| ControlFlow::Continue(())).err();
+        let logs = std::mem::take(&mut launch.logs);
+        launch.end(None, &self.setup.logs)?;
+        match broken {
+            None => Ok(logs),
+            Some(broken) if broken.gpu_suspect => self.prove_gpus().map(|()| Vec::new()),
+            Some(_) => Ok(Vec::new()),
+        }
+    }
 }
 
 impl Backend for NcclBackend {
@@ -219,7 +278,9 @@ impl Backend for NcclBackend {
         };
         let broken = launch.measure(&mut heard).err();
         let set_by_environment = launch.set_lines();
+        let log = launch.logs.drain(..).next().unwrap_or_default();
         launch.end(broken.as_ref(), &self.setup.logs)?;
+        self.last_log = log;
         self.room.get_mut().clear(plan.launch, broken.is_some(), &self.setup.logs);
         let suspect = broken.as_ref().is_some_and(|broken| broken.gpu_suspect);
         let _ = sink(Event::LaunchEnded {
@@ -270,12 +331,14 @@ impl<'a> Launch<'a> {
             .map_err(|error| system("could not make a folder for NCCL's logs", &error))?;
         let ranks = backend.setup.gpus.len();
         let several = plan.communicators.len() > 1;
+        let subsystems = if plan.cell_count() == 0 { DEBUG_SUBSYSTEMS_WITH_SEARCHES } else { backend.debug_subsystems };
         let specs = (0..ranks)
             .map(|rank| {
                 let mut environment = backend.setup.environment.clone();
-                environment.extend(plan.environment.clone());
+                let seen = |(name, value): (&String, &String)| (name.clone(), backend.seen(name, value));
+                environment.extend(plan.environment.iter().map(seen));
                 environment.insert("NCCL_DEBUG".to_owned(), "INFO".to_owned());
-                environment.insert("NCCL_DEBUG_SUBSYS".to_owned(), DEBUG_SUBSYSTEMS.to_owned());
+                environment.insert("NCCL_DEBUG_SUBSYS".to_owned(), subsystems.to_owned());
                 environment.insert("NCCL_DEBUG_FILE".to_owned(), text_of(&log_path(folder.path(), rank)));
                 environment.insert("CUDA_DEVICE_ORDER".to_owned(), "PCI_BUS_ID".to_owned());
                 if several {
@@ -386,7 +449,10 @@ impl<'a> Launch<'a> {
         point_now: &mut Option<PointKey>,
         sink: Sink<'_>,
     ) -> Result<bool, Broken> {
-        let set = Order::SetVariables { variables: communicator.variables.clone() };
+        let seen = |(name, value): (&String, &Option<String>)| {
+            (name.clone(), value.as_ref().map(|value| self.backend.seen(name, value)))
+        };
+        let set = Order::SetVariables { variables: communicator.variables.iter().map(seen).collect() };
         for (rank, answer) in self.step(|_| set.clone(), Duration::ZERO)?.into_iter().enumerate() {
             let Answer::VariablesSet = answer else { return Err(unexpected(rank, &answer)) };
         }
@@ -558,8 +624,8 @@ impl<'a> Launch<'a> {
     fn flags(&self, arm: &Arm, point: PointKey, effective: &Effective, own: &NcclLog) -> Vec<Flag> {
         let version = self.backend.version();
         let mut flags = BTreeSet::new();
-        for (name, value) in &arm.env {
-            let reading = knob::read_as_nccl(name, value, version);
+        for (name, value) in &space::variables(arm) {
+            let reading = knob::read_as_nccl(name, &self.backend.seen(name, value), version);
             let proof = knob::find(name)
                 .and_then(|knob| knob.routes(version).find(|route| route.way == Way::LaunchEnvironment))
                 .map_or(Proof::SetByEnvironment, |route| route.proof);

@@ -69,6 +69,31 @@ pub fn pci_bus_id(ordinal: u32) -> Result<String, CudaError> {
     Ok(String::from_utf8_lossy(&bytes).to_ascii_lowercase())
 }
 
+/// Whether a device can take part in multicast through NVLink switches.
+#[expect(unsafe_code, reason = "foreign call")]
+pub fn has_multicast(ordinal: u32) -> Result<bool, CudaError> {
+    result::init().map_err(cuda_error("could not initialise the CUDA driver"))?;
+    let device = result::device::get(ordinal as i32).map_err(cuda_error("no such GPU"))?;
+    let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED;
+    // SAFETY: the device comes from the driver itself.
+    unsafe { result::device::get_attribute(device, attribute) }
+        .map(|has| has != 0)
+        .map_err(cuda_error("could not ask for multicast"))
+}
+
+/// Whether the driver can give one device access to the memory of another, both in CUDA's numbering.
+#[expect(unsafe_code, reason = "foreign call")]
+pub fn can_access_peer(from: u32, to: u32) -> Result<bool, CudaError> {
+    result::init().map_err(cuda_error("could not initialise the CUDA driver"))?;
+    let device = |ordinal: u32| result::device::get(ordinal as i32).map_err(cuda_error("no such GPU"));
+    let mut can = 0;
+    // SAFETY: the pointer is to a live integer.
+    unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, device(from)?, device(to)?) }
+        .result()
+        .map_err(cuda_error("could not ask for peer access"))?;
+    Ok(can != 0)
+}
+
 /// A second stream of a device.
 pub struct SideStream(Arc<CudaStream>);
 

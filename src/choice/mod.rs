@@ -13,13 +13,15 @@ use std::collections::BTreeMap;
 
 use crate::engine::Engine;
 use crate::evidence::{Evidence, Objective};
+use crate::file_kind::FileKind;
 use crate::record::{
-    Answer, AnswerKind, Arm, ArmId, BatchObjective, Choice, Contribution, Effective, FORMAT, Manifest, Memory,
-    Objective as ObjectiveRecord, Origin, OutcomeKind, Phase, Point, PointKey, PointVerdict, RepairRecord,
+    Answer, AnswerKind, Arm, ArmId, BatchObjective, Choice, Contribution, Effective, FORMAT, Flag, Manifest, Memory,
+    Objective as ObjectiveRecord, Origin, OutcomeKind, Phase, Point, PointKey, PointPhase, PointVerdict, RepairRecord,
     SearchSummary, Statistics, Thresholds, VerdictKind, Veto,
 };
-use crate::search::{CONFIDENCE, SearchContext, point_log_ratios, shown_regressions};
+use crate::search::{CONFIDENCE, SearchContext, outdoes, point_log_ratios, shown_regressions};
 use crate::shared_memory::{LL_BYTES, LL128_BYTES, SIMPLE_BYTES};
+use crate::space;
 use crate::stats::{self, RatioEstimate};
 use crate::units::group_thousands;
 use crate::wording::plural;
@@ -105,21 +107,21 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         env.extend(arm.into_iter().flat_map(|arm| arm.env.clone()));
         env
     };
-    let answer = |profile: &str, env: BTreeMap<String, String>| Answer {
+    let answer = |profile: &str, arm: &Arm| Answer {
         profile: profile.to_owned(),
-        kind: AnswerKind::Env,
-        env,
+        kind: if arm.files.is_empty() { AnswerKind::Env } else { AnswerKind::EnvFile },
+        env: env_of(Some(arm)),
+        files: file_names(arm),
         table: None,
         server_args: Vec::new(),
     };
-    let mut answers: Vec<Answer> =
-        balanced.map(|balanced| answer("balanced", env_of(Some(balanced.arm)))).into_iter().collect();
+    let mut answers: Vec<Answer> = balanced.map(|balanced| answer("balanced", balanced.arm)).into_iter().collect();
     for (profile, arm) in judged.iter().flat_map(|judged| &judged.profiles) {
         // A profile is an answer of its own only where it disagrees with the balanced one.
         if let Some(arm) = context.arms.iter().find(|known| known.id == *arm)
             && balanced.is_none_or(|balanced| balanced.arm.id != arm.id)
         {
-            answers.push(answer(profile, env_of(Some(arm))));
+            answers.push(answer(profile, arm));
         }
     }
     let verdict_for = |point: &Point| point_verdict(manifest, context, evidence, best, point);
@@ -131,10 +133,12 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         format: FORMAT,
         verdict,
         reason,
+        misjudged: misjudged(manifest, winner),
         simulated: manifest.labels.simulated,
         replayed: manifest.labels.replayed,
         labels: manifest.labels.words().into_iter().map(str::to_owned).collect(),
         env: env_of(winner.map(|winner| winner.arm)),
+        files: winner.map(|winner| file_names(winner.arm)).unwrap_or_default(),
         required_environment: pins(manifest, false),
         winner: winner.map(|winner| winner.arm.name.clone()),
         best_finalist: best.filter(|_| winner.is_none()).map(|best| best.arm.name.clone()),
@@ -174,6 +178,45 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
     }
 }
 
+/// Why NCCL's own choice is wrong on a box that it misjudges, and what the file that sets it right was
+/// measured to cost prefill: one sentence without its full stop.
+fn misjudged(manifest: &Manifest, winner: Option<&Candidate<'_>>) -> Option<String> {
+    let known = manifest.misjudged.as_ref()?;
+    let why = &known.reason;
+    let Some(winner) = winner.filter(|winner| known.arms.contains(&winner.arm.id)) else {
+        return Some(format!("{why}; a graph file that says so was tried, and is not the answer"));
+    };
+    let is_prefill = |key: PointKey| {
+        let mut points = manifest.workload.points.iter().chain(&manifest.workload.guard);
+        points.any(|point| point.phase == PointPhase::Prefill && point.key() == key)
+    };
+    let prefill = || winner.points.iter().filter(|(point, _)| is_prefill(*point));
+    let cost = match prefill().max_by(|left, right| left.1.ratio.total_cmp(&right.1.ratio)) {
+        None => "what it costs prefill was not measured".to_owned(),
+        Some((point, worst)) => {
+            let sizes = prefill().count() as u32;
+            let where_measured = format!(
+                "{:.3} of the default's time at {}, the worst of {sizes} {} measured",
+                worst.ratio,
+                describe(*point),
+                plural(sizes, "size", "sizes")
+            );
+            // A cost is what is shown to be one.
+            if worst.low > 1.0 {
+                format!("it costs prefill {:.1} % ({where_measured})", (worst.ratio - 1.0) * 100.0)
+            } else {
+                format!("it costs prefill nothing ({where_measured})")
+            }
+        }
+    };
+    Some(format!("{why}; a graph file sets that right, and {cost}"))
+}
+
+/// An arm's files by their names in the run directory.
+fn file_names(arm: &Arm) -> BTreeMap<FileKind, String> {
+    arm.files.iter().map(|(kind, sha256)| (*kind, kind.file_name(sha256))).collect()
+}
+
 fn repairs(evidence: &Evidence) -> Vec<RepairRecord> {
     let record = |(variable, value, evidence): &(String, String, String)| RepairRecord {
         variable: variable.clone(),
@@ -200,16 +243,14 @@ fn contributions(context: &SearchContext, evidence: &Evidence, winner: &Arm) -> 
         stats::mean(&logs).map(f64::exp)
     };
     let Some(ratio_with) = ratio(winner) else { return Vec::new() };
-    winner
-        .env
-        .keys()
-        .filter_map(|variable| {
-            let mut without = winner.env.clone();
-            without.remove(variable);
-            let arm = context.arms.iter().find(|arm| arm.env == without && arm.files == winner.files)?;
-            Some(Contribution { variable: variable.clone(), ratio_with, ratio_without: ratio(arm)? })
-        })
-        .collect()
+    let all = space::variables(winner);
+    let contribution = |variable: &String| {
+        let mut without = all.clone();
+        without.remove(variable);
+        let arm = context.arms.iter().find(|arm| space::variables(arm) == without)?;
+        Some(Contribution { variable: variable.clone(), ratio_with, ratio_without: ratio(arm)? })
+    };
+    all.keys().filter_map(contribution).collect()
 }
 
 /// A message as a person would say it.
@@ -245,7 +286,9 @@ fn candidate<'a>(
             estimate.count,
         )
     });
-    let veto = veto.or_else(|| memory_veto(manifest, context, evidence, arm));
+    let veto = veto
+        .or_else(|| memory_veto(manifest, context, evidence, arm))
+        .or_else(|| unread_file_veto(context, evidence, arm));
     let unsafe_points = points.iter().filter(|(_, estimate)| estimate.high > limit).map(|(point, _)| *point).collect();
     Some(Candidate { arm, objective, points, veto, unsafe_points })
 }
@@ -254,8 +297,8 @@ fn point_estimate(context: &SearchContext, evidence: &Evidence, arm: &ArmId, poi
     stats::log_ratio_estimate(&point_log_ratios(evidence, Phase::Final, arm, &context.default, point), CONFIDENCE)
 }
 
-/// Among arms that cannot be told from the best, the one with the fewest channels, least memory and
-/// fewest variables.
+/// Among arms that cannot be told from the best: first those that none of them outdoes on the guard set,
+/// then the one with the fewest channels, least memory and fewest variables.
 fn simplest_tie<'a, 'b>(
     context: &SearchContext,
     evidence: &Evidence,
@@ -269,7 +312,12 @@ fn simplest_tie<'a, 'b>(
             stats::log_ratio_estimate(&ratios, CONFIDENCE).is_some_and(|estimate| estimate.low <= 1.0)
         }
     });
-    tied.min_by_key(|candidate| simplicity(context, evidence, candidate.arm)).unwrap_or(best)
+    let tied: Vec<&Candidate<'_>> = tied.collect();
+    let is_outdone = |candidate: &&&Candidate<'_>| {
+        tied.iter().any(|other| outdoes(context, evidence, Phase::Final, &other.arm.id, &candidate.arm.id))
+    };
+    let left = tied.iter().filter(|candidate| !is_outdone(candidate));
+    left.copied().min_by_key(|candidate| simplicity(context, evidence, candidate.arm)).unwrap_or(best)
 }
 
 /// Why the default was never measured, where that is so: then the machine is at fault, not an arm.
@@ -279,7 +327,19 @@ fn default_failure(evidence: &Evidence, default: &ArmId) -> Option<String> {
     (!measured).then(|| format!("{}: {}", failure.kind.name(), failure.detail))
 }
 
-/// What ties are broken by, least first: channels of the communicator, buffer bytes, variables.
+/// Why an arm with a file may not ship although it gained: what NCCL did not say that it read may have had
+/// no part in the gain, and a file that is not read is not found by anybody later.
+fn unread_file_veto(context: &SearchContext, evidence: &Evidence, arm: &Arm) -> Option<String> {
+    if arm.files.is_empty() {
+        return None;
+    }
+    let values = context.points.iter().flat_map(|point| evidence.values(Phase::Final, &arm.id, *point));
+    let unread = values.filter(|value| value.flags.contains(&Flag::Ignored)).count();
+    let names = arm.files.keys().map(|kind| kind.words()).collect::<Vec<_>>().join(" and ");
+    (unread > 0).then(|| format!("NCCL did not say on every rank that it read the {names}"))
+}
+
+/// What ties are broken by, least first: channels of the communicator, buffer bytes, variables and files.
 fn simplicity(context: &SearchContext, evidence: &Evidence, arm: &Arm) -> (u32, u64, usize, ArmId) {
     let channels = context
         .points
@@ -287,7 +347,7 @@ fn simplicity(context: &SearchContext, evidence: &Evidence, arm: &Arm) -> (u32, 
         .filter_map(|point| effective(evidence, &arm.id, *point)?.communicator_channels)
         .max()
         .unwrap_or(0);
-    (channels, simple_buffer_bytes(arm), arm.env.len(), arm.id.clone())
+    (channels, simple_buffer_bytes(arm), arm.env.len() + arm.files.len(), arm.id.clone())
 }
 
 /// Bytes of an arm's Simple buffers; NCCL's own size where it sets none.
@@ -402,8 +462,12 @@ fn vetoes(
     evidence: &Evidence,
     candidates: &[Candidate<'_>],
 ) -> Vec<Veto> {
-    let veto =
-        |arm: &Arm, reason: String| Veto { arm: arm.id.clone(), name: arm.name.clone(), env: arm.env.clone(), reason };
+    let veto = |arm: &Arm, reason: String| Veto {
+        arm: arm.id.clone(),
+        name: arm.name.clone(),
+        env: space::variables(arm),
+        reason,
+    };
     let mut vetoes: Vec<Veto> =
         candidates.iter().filter_map(|candidate| Some(veto(candidate.arm, candidate.veto.clone()?))).collect();
     for (standing, point, ratio, low) in shown_regressions(context, evidence) {
@@ -654,10 +718,10 @@ fn notes(
         for value in context.points.iter().flat_map(|point| evidence.values(Phase::Final, &best.arm.id, *point)) {
             for flag in &value.flags {
                 let note = match flag {
-                    crate::record::Flag::Ignored => {
+                    Flag::Ignored => {
                         format!("{}: NCCL left no sign of having read every variable", best.arm.name)
                     }
-                    crate::record::Flag::Substituted => {
+                    Flag::Substituted => {
                         format!("{}: NCCL ran another algorithm or protocol than was asked for", best.arm.name)
                     }
                 };

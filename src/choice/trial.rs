@@ -10,7 +10,8 @@ use crate::collective::{Collective, DataType};
 use crate::evidence::{Evidence, PassValue};
 use crate::quarantine::quarantined;
 use crate::record::{Arm, ArmId, PassCase, PassStep, Phase, PointKey, PointPhase, Trial, TrialPlan, VerdictKind, Veto};
-use crate::search::{CONFIDENCE, SearchContext};
+use crate::search::{CONFIDENCE, SearchContext, outdoes};
+use crate::space;
 use crate::stats::{self, RatioEstimate};
 use crate::wording::plural;
 use crate::workload::pass_steps;
@@ -115,20 +116,21 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence, allowed: &[&Ar
         .filter(enough)
         .filter(|tried| tried.mix.high < gain)
         .min_by(|left, right| left.mix.ratio.total_cmp(&right.mix.ratio))
-        // Arms that cannot be told from the best in the pass: the simplest of them.
+        // Arms that cannot be told from the best in the pass: what none of them outdoes on the guard set,
+        // and the simplest of those.
         .map(|best| {
             let tied = |tried: &&Tried<'_>| {
                 let ratios = evidence.trial_log_ratios(&tried.arm.id, &best.arm.id, &plan.cases);
                 tried.arm.id == best.arm.id
                     || stats::log_ratio_estimate(&ratios, CONFIDENCE).is_some_and(|estimate| estimate.low <= 1.0)
             };
-            tried
-                .iter()
-                .filter(enough)
-                .filter(|tried| tried.mix.high < gain)
-                .filter(tied)
-                .min_by_key(|tried| super::simplicity(context, evidence, tried.arm))
-                .unwrap_or(best)
+            let tied: Vec<&Tried<'_>> =
+                tried.iter().filter(enough).filter(|tried| tried.mix.high < gain).filter(tied).collect();
+            let is_outdone = |tried: &&&Tried<'_>| {
+                tied.iter().any(|other| outdoes(context, evidence, Phase::Final, &other.arm.id, &tried.arm.id))
+            };
+            let left = tied.iter().filter(|tried| !is_outdone(tried));
+            left.copied().min_by_key(|tried| super::simplicity(context, evidence, tried.arm)).unwrap_or(best)
         });
     let best =
         winner.or_else(|| tried.iter().filter(enough).min_by(|left, right| left.mix.ratio.total_cmp(&right.mix.ratio)));
@@ -178,7 +180,7 @@ pub(super) fn judge(context: &SearchContext, evidence: &Evidence, allowed: &[&Ar
                 Some(Veto {
                     arm: tried.arm.id.clone(),
                     name: tried.arm.name.clone(),
-                    env: tried.arm.env.clone(),
+                    env: space::variables(tried.arm),
                     reason: tried.veto.clone()?,
                 })
             })

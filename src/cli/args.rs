@@ -4,11 +4,15 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::collective::Collective;
 use crate::emit::EmitAs;
 use crate::engine::Engine;
+use crate::flow::RepairGraph;
+use crate::machine::NcclVersion;
+use crate::nccl_model;
 use crate::record::Profile;
 use crate::report::Format;
-use crate::units::{parse_fraction, parse_size};
+use crate::units::{format_size, nearest_name, parse_fraction, parse_size};
 
 /// From a model's config and this machine to the NCCL settings its inference server should start
 /// with, proven by measurement.
@@ -60,6 +64,8 @@ pub(super) enum Command {
     Doctor(DoctorArgs),
     /// Show which collectives a model's pass issues.
     Workload(WorkloadCommandArgs),
+    /// Show what NCCL would choose for a message on a machine, why, and what each variable changes.
+    Explain(ExplainArgs),
     /// Print a run's answer in a deployable form.
     Emit(EmitArgs),
 }
@@ -92,6 +98,26 @@ impl ProfileArg {
             Self::Balanced => Profile::Balanced,
             Self::Latency => Profile::Latency,
             Self::Throughput => Profile::Throughput,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum RepairGraphArg {
+    /// Where NCCL misjudges the box, and no other group of GPUs could meet the file.
+    Auto,
+    /// Nowhere.
+    Never,
+    /// Wherever the links are known, other groups of GPUs or not.
+    Always,
+}
+
+impl RepairGraphArg {
+    pub(super) const fn wish(self) -> RepairGraph {
+        match self {
+            Self::Auto => RepairGraph::Auto,
+            Self::Never => RepairGraph::Never,
+            Self::Always => RepairGraph::Always,
         }
     }
 }
@@ -198,6 +224,10 @@ pub(super) struct TuneArgs {
         help_heading = "Search"
     )]
     pub(super) allow_risk: Vec<String>,
+
+    /// Try a graph file that sets NCCL right where it misjudges the links (NCCL_GRAPH_FILE).
+    #[arg(long, value_enum, default_value_t = RepairGraphArg::Auto, help_heading = "Search")]
+    pub(super) repair_graph: RepairGraphArg,
 
     /// Try arms again that hung, crashed or corrupted data here in earlier runs, which
     /// $NCCLTUNE_STATE_DIR/quarantine.json remembers.
@@ -380,6 +410,54 @@ pub(super) struct WorkloadCommandArgs {
 }
 
 #[derive(Debug, Clone, Args)]
+pub(super) struct ExplainArgs {
+    /// Machine that is asked about: "auto" is this one, else a simulated machine by name or file
+    /// [default: this one where an NVIDIA driver is installed, else rtx-pro-6000-x8].
+    #[arg(long, value_name = "NAME|FILE|auto")]
+    pub(super) machine: Option<String>,
+
+    /// A variable as the server would have it; repeatable.
+    #[arg(long = "env", value_name = "NAME=VALUE")]
+    pub(super) variables: Vec<String>,
+
+    /// A file of such variables, as docker takes it; --env wins over it.
+    #[arg(long, value_name = "FILE")]
+    pub(super) env_file: Option<PathBuf>,
+
+    /// Message sizes: 43008,64KiB,1M [default: those of the kimi-k2.5 preset].
+    #[arg(long = "size", alias = "sizes", value_name = "LIST", value_delimiter = ',', value_parser = parse_message_size)]
+    pub(super) sizes: Vec<u64>,
+
+    /// What is sent: all-reduce, all-gather, reduce-scatter, broadcast or reduce [default: all-reduce].
+    #[arg(long, value_name = "NAME", value_parser = parse_collective)]
+    pub(super) collective: Option<Collective>,
+
+    /// Release of NCCL whose choices are predicted: 2.28.9 [default: the library's that is here, else the
+    /// simulated machine's].
+    #[arg(long, value_name = "VERSION", value_parser = parse_release)]
+    pub(super) nccl: Option<NcclVersion>,
+
+    /// The libnccl that the server loads.
+    #[arg(long, value_name = "PATH", env = "NCCLTUNE_NCCL_LIB")]
+    pub(super) nccl_lib: Option<PathBuf>,
+
+    /// GPUs that take part: positions in PCI order, or UUIDs [default: all visible].
+    #[arg(long, value_name = "LIST", value_delimiter = ',', env = "NCCLTUNE_DEVICES")]
+    pub(super) devices: Vec<String>,
+
+    /// Predict only: start nothing on the GPUs.
+    #[arg(long)]
+    pub(super) no_launch: bool,
+
+    /// Read /sys and /proc below this folder [default: /].
+    #[arg(long, value_name = "DIR")]
+    pub(super) root: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(super) format: FormatArg,
+}
+
+#[derive(Debug, Clone, Args)]
 pub(super) struct EmitArgs {
     /// Run directory.
     #[arg(long, value_name = "DIR")]
@@ -396,6 +474,40 @@ fn parse_engine(text: &str) -> Result<Engine, String> {
 
 fn parse_size_argument(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
+}
+
+fn parse_message_size(text: &str) -> Result<u64, String> {
+    match parse_size(text) {
+        Ok(bytes) if (1..=nccl_model::MAX_BYTES).contains(&bytes) => Ok(bytes),
+        Ok(_) => Err(format!("there must be 1 byte to {}", format_size(nccl_model::MAX_BYTES))),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Collectives that NCCL makes a choice for, as anybody writes them.
+fn parse_collective(text: &str) -> Result<Collective, String> {
+    const KNOWN: [Collective; 5] = [
+        Collective::AllReduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::Broadcast,
+        Collective::Reduce,
+    ];
+    let plain = |text: &str| text.replace(['-', '_'], "").to_ascii_lowercase();
+    KNOWN.into_iter().find(|known| plain(known.name()) == plain(text)).ok_or_else(|| {
+        let near = nearest_name(text, KNOWN.map(Collective::name)).map(|near| format!("did you mean {near}? "));
+        format!("{}one of {}", near.unwrap_or_default(), KNOWN.map(Collective::name).join(", "))
+    })
+}
+
+/// "2.28.9", also as packages and tags write it: "v2.28.9-1", "2.28.9+cuda13.0".
+fn parse_release(text: &str) -> Result<NcclVersion, String> {
+    let plain = text.trim_start_matches('v').split(['-', '+']).next().unwrap_or_default();
+    let mut numbers = plain.split('.').map(str::parse::<u32>);
+    match (numbers.next(), numbers.next(), numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor)), Some(Ok(patch)), None) => Ok(NcclVersion { major, minor, patch }),
+        _ => Err("a release has three numbers, such as 2.28.9".to_owned()),
+    }
 }
 
 fn parse_memory(text: &str) -> Result<u64, String> {
@@ -459,5 +571,24 @@ mod tests {
         assert_eq!(tune.devices, ["0", "1"]);
         assert!(Cli::try_parse_from(["nccltune", "tune", "--sizes", "4K", "--model", "x"]).is_err());
         assert!(Cli::try_parse_from(["nccltune", "tune", "--engine", "trt"]).is_err());
+    }
+
+    #[test]
+    fn what_is_explained_is_read_as_people_write_it() {
+        assert_eq!(parse_message_size("42KiB"), Ok(43_008));
+        for wrong in ["0", "1025G", "x"] {
+            assert!(parse_message_size(wrong).is_err(), "{wrong}");
+        }
+        for text in ["all-reduce", "AllReduce", "all_reduce"] {
+            assert_eq!(parse_collective(text), Ok(Collective::AllReduce));
+        }
+        assert!(parse_collective("all-redcue").unwrap_err().contains("did you mean all-reduce?"));
+        assert!(parse_collective("send-recv").is_err());
+        for text in ["2.28.9", "v2.28.9-1", "2.28.9+cuda13.0"] {
+            assert_eq!(parse_release(text), Ok(NcclVersion::v2(28, 9)));
+        }
+        for wrong in ["2.28", "latest", "2.28.9.1", ""] {
+            assert!(parse_release(wrong).is_err(), "{wrong}");
+        }
     }
 }

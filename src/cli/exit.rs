@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use super::args::ProfileArg;
 use super::args::{
-    BackendArg, Cli, Command, DoctorArgs, EmitArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs, WorkloadCommandArgs,
+    BackendArg, Cli, Command, DoctorArgs, EmitArgs, ExplainArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs,
+    WorkloadCommandArgs,
 };
 use super::environment;
 use super::printer::Printer;
@@ -15,10 +16,11 @@ use crate::error_kind::{ErrorKind, Failure};
 use crate::flow::BackendChoice;
 use crate::flow::doctor::{DoctorRequest, doctor};
 use crate::flow::emit::emit;
+use crate::flow::explain::{ExplainRequest, explain};
 use crate::flow::tune::{Plan, TuneEnd, TuneRequest, tune};
 use crate::flow::workload::{WorkloadWish, workload};
 use crate::record::VerdictKind;
-use crate::report::{Format, checks_table, files_text, points_table, to_json, verdict};
+use crate::report::{Format, checks_table, explanation, files_text, points_table, to_json, verdict};
 use crate::units::{format_seconds, group_thousands};
 
 /// Runs a command.
@@ -29,6 +31,7 @@ pub(super) fn run(cli: &Cli, arguments: Vec<String>) -> ExitCode {
         Command::Trial(args) => run_trial(args, &printer, arguments),
         Command::Doctor(args) => run_doctor(args),
         Command::Workload(args) => run_workload(args),
+        Command::Explain(args) => run_explain(args),
         Command::Emit(args) => run_emit(args),
     };
     match result {
@@ -70,6 +73,7 @@ fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Resul
         pins: args.pins.clone(),
         keep_environment: args.keep_env.clone(),
         allow_risk: args.allow_risk.clone(),
+        repair_graph: args.repair_graph.wish(),
         nccl_lib: args.nccl_lib.clone(),
         devices: args.devices.clone(),
         seed: args.seed,
@@ -266,6 +270,26 @@ fn run_workload(args: &WorkloadCommandArgs) -> Result<u8, Failure> {
     let memory_mib = args.gpu_memory.map(|bytes| bytes >> 20);
     let workload = workload(&wish(&args.workload), ranks, memory_mib)?;
     print(&points_table(&workload, args.format.format, Printer::width())?)?;
+    Ok(0)
+}
+
+fn run_explain(args: &ExplainArgs) -> Result<u8, Failure> {
+    let request = ExplainRequest {
+        machine: args.machine.clone(),
+        variables: args.variables.clone(),
+        env_file: args.env_file.clone(),
+        sizes: args.sizes.clone(),
+        collective: args.collective,
+        nccl: args.nccl,
+        nccl_lib: args.nccl_lib.clone(),
+        devices: args.devices.clone(),
+        root: args.root.clone(),
+        no_launch: args.no_launch,
+        environment: environment::snapshot(),
+    };
+    let answer = explain(&request)?;
+    // Sentences are long; folded they can be read in a pipe and a log, too.
+    print(&explanation(&answer, args.format.format, Printer::width().or(Some(80)))?)?;
     Ok(0)
 }
 

@@ -1,6 +1,8 @@
 //! The comment lines at the top of every file: written for people, and read back by those who must
 //! know whether a file belongs on this machine.
 
+use std::path::Path;
+
 use super::{EmitAs, comment, companions};
 use crate::env_syntax::EnvLine;
 use crate::record::{Choice, Manifest, Origin, VerdictKind};
@@ -12,7 +14,7 @@ const HOLDS: &str = "holds only while: ";
 const TOOL: &str = "nccltune ";
 
 /// The header of an answer without its leading "# ".
-pub(super) fn lines(choice: &Choice, manifest: &Manifest, form: EmitAs, empty: bool) -> Vec<EnvLine> {
+pub(super) fn lines(choice: &Choice, manifest: &Manifest, directory: &Path, form: EmitAs, empty: bool) -> Vec<EnvLine> {
     let workload = &manifest.workload;
     let mut lines = vec![
         format!(
@@ -28,6 +30,7 @@ pub(super) fn lines(choice: &Choice, manifest: &Manifest, form: EmitAs, empty: b
     lines.push(format!("workload: {}", wording::workload(workload)));
     lines.push(format!("{VERDICT}{}", wording::verdict(choice)));
     lines.extend(wording::forward_pass(choice).map(|pass| format!("forward pass: {pass}")));
+    lines.extend(choice.misjudged.iter().map(|why| format!("the default: {why}")));
     lines.extend(wording::best_finalist(choice));
     if choice.verdict == VerdictKind::Adopt {
         let unsafe_points = wording::not_shown_safe(choice);
@@ -56,7 +59,8 @@ pub(super) fn lines(choice: &Choice, manifest: &Manifest, form: EmitAs, empty: b
         lines.push(format!("{HOLDS}{variable}={value} ({who}{below})"));
     }
     if choice.verdict == VerdictKind::Adopt {
-        lines.extend(companions(choice).into_iter().map(|companion| format!("needs beside it: {companion}")));
+        lines
+            .extend(companions(choice, directory).into_iter().map(|companion| format!("needs beside it: {companion}")));
     }
     if empty {
         lines.push(

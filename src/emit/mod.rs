@@ -5,9 +5,12 @@
 
 mod header;
 
+use std::path::Path;
+
 use crate::env_syntax::{self, Dialect, EnvLine, EnvWriteError};
 use crate::error_kind::{Classified, ErrorKind};
-use crate::record::{AnswerKind, Choice, Manifest, Origin, VerdictKind};
+use crate::file_kind::FileKind;
+use crate::record::{Answer, Choice, Manifest, Origin, VerdictKind};
 use crate::units::format_change;
 use crate::wording;
 
@@ -88,6 +91,30 @@ pub enum EmitError {
         /// Its value in the answer.
         chosen: String,
     },
+    /// A file of the answer lies where the form cannot point.
+    #[error(
+        "the {} of the answer is {path}, and {} cannot say {character:?}",
+        kind.words(),
+        dialect.name()
+    )]
+    Path {
+        /// What kind of file.
+        kind: FileKind,
+        /// Where it lies, clipped.
+        path: String,
+        /// The first character that is in the way.
+        character: char,
+        /// The dialect.
+        dialect: Dialect,
+    },
+    /// A name that leads who knows where.
+    #[error("choice.json names a {} {name:?}; one of a run directory is called {}", kind.words(), kind.file_name("SHA256"))]
+    FileName {
+        /// What kind of file.
+        kind: FileKind,
+        /// The name, clipped.
+        name: String,
+    },
     /// NCCL would read another number than a person does.
     #[error("{variable}={value} is not a plain decimal: NCCL reads a suffix as nothing and a leading 0 as octal")]
     NotPlainDecimal {
@@ -102,9 +129,11 @@ impl Classified for EmitError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Write(error) => error.kind(),
-            Self::DifferentRuns { .. } | Self::PinContradicted { .. } | Self::NotPlainDecimal { .. } => {
-                ErrorKind::Usage
-            }
+            Self::DifferentRuns { .. }
+            | Self::PinContradicted { .. }
+            | Self::Path { .. }
+            | Self::FileName { .. }
+            | Self::NotPlainDecimal { .. } => ErrorKind::Usage,
         }
     }
 
@@ -112,7 +141,14 @@ impl Classified for EmitError {
         match self {
             Self::Write(error) => error.hint(),
             Self::DifferentRuns { .. } => Some("name one run directory, and leave the files in it together".to_owned()),
-            Self::PinContradicted { .. } | Self::NotPlainDecimal { .. } => None,
+            Self::Path { dialect, .. } => {
+                let other = match dialect {
+                    Dialect::EnvFile => ", or take the shell form, which quotes it",
+                    Dialect::Shell => "",
+                };
+                Some(format!("move the run directory to a path without it and run `nccltune emit` there{other}"))
+            }
+            Self::PinContradicted { .. } | Self::FileName { .. } | Self::NotPlainDecimal { .. } => None,
         }
     }
 }
@@ -120,20 +156,12 @@ impl Classified for EmitError {
 /// What a variable does, in a sentence, for those who know it.
 pub type EffectOf<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The answer for docker, systemd and compose.
-pub fn tuned_env(choice: &Choice, manifest: &Manifest, effect_of: EffectOf<'_>) -> Result<String, EmitError> {
-    render(choice, manifest, EmitAs::Env, effect_of)
-}
-
-/// The answer for `.` in a shell.
-pub fn tuned_sh(choice: &Choice, manifest: &Manifest, effect_of: EffectOf<'_>) -> Result<String, EmitError> {
-    render(choice, manifest, EmitAs::Shell, effect_of)
-}
-
-/// The answer in any form. Without a winner, a header that says so and no variables.
+/// The answer in any form. Without a winner, a header that says so and no variables. `directory` is the
+/// run's, as a path that leads there from anywhere: files of the answer lie in it.
 pub fn render(
     choice: &Choice,
     manifest: &Manifest,
+    directory: &Path,
     form: EmitAs,
     effect_of: EffectOf<'_>,
 ) -> Result<String, EmitError> {
@@ -142,10 +170,11 @@ pub fn render(
         let [choice, manifest] = parts.map(|fingerprint| wording::printable(fingerprint, 12));
         return Err(EmitError::DifferentRuns { choice, manifest });
     }
-    let variables = variables(choice, manifest)?;
-    let mut lines = header::lines(choice, manifest, form, variables.is_empty());
-    // What stands beside the environment has its share in the gain.
-    let alone = variables.iter().filter(|variable| !variable.pinned).count() == 1 && companions(choice).is_empty();
+    let variables = variables(choice, manifest, directory, form.dialect())?;
+    let mut lines = header::lines(choice, manifest, directory, form, variables.is_empty());
+    // What stands beside the environment has its share in the gain; a file has a variable of its own.
+    let lonely = |answer: &Answer| answer.table.is_none() && answer.server_args.is_empty();
+    let alone = variables.iter().filter(|variable| !variable.pinned).count() == 1 && held(choice).all(lonely);
     for variable in variables {
         lines.push(comment(""));
         lines.push(comment(&explanation(choice, &variable, alone, effect_of)));
@@ -162,7 +191,12 @@ struct Variable {
 
 /// The winner's variables, then the explicit pins: pins hold in every measurement, so an answer
 /// without them would be another one than was measured.
-fn variables(choice: &Choice, manifest: &Manifest) -> Result<Vec<Variable>, EmitError> {
+fn variables(
+    choice: &Choice,
+    manifest: &Manifest,
+    directory: &Path,
+    dialect: Dialect,
+) -> Result<Vec<Variable>, EmitError> {
     if choice.verdict != VerdictKind::Adopt {
         return Ok(Vec::new());
     }
@@ -184,8 +218,31 @@ fn variables(choice: &Choice, manifest: &Manifest) -> Result<Vec<Variable>, Emit
             Some(_) => {}
         }
     }
+    for (kind, name) in &choice.files {
+        let (name, value) = (kind.variable().to_owned(), path_of(*kind, name, directory, dialect)?);
+        if let Some(pin) = pins().find(|pin| pin.variable == name) {
+            return Err(EmitError::PinContradicted { variable: name, pinned: pin.value.clone(), chosen: value });
+        }
+        variables.push(Variable { name, value, pinned: false });
+    }
     variables.extend(pins().map(|pin| Variable { name: pin.variable.clone(), value: pin.value.clone(), pinned: true }));
     Ok(variables)
+}
+
+/// Where a file of the answer lies. NCCL looks from wherever the server starts, so the path is whole.
+fn path_of(kind: FileKind, name: &str, directory: &Path, dialect: Dialect) -> Result<String, EmitError> {
+    if kind.sha256_of(name).is_none() {
+        return Err(EmitError::FileName { kind, name: wording::printable(name, 80) });
+    }
+    let path = directory.join(name);
+    let text = path.to_string_lossy();
+    let bad = if path.to_str().is_none() { Some('\u{fffd}') } else { env_syntax::unsayable(dialect, &text) };
+    match bad {
+        Some(character) => {
+            Err(EmitError::Path { kind, path: wording::printable(&text, PATH_CHARACTERS), character, dialect })
+        }
+        None => Ok(text.into_owned()),
+    }
 }
 
 /// Whether NCCL, which reads integers with strtoll in base 0, would take the text for another number
@@ -224,21 +281,37 @@ fn explanation(choice: &Choice, variable: &Variable, alone: bool, effect_of: Eff
     }
 }
 
+/// Characters of a path in a message or a comment.
+const PATH_CHARACTERS: usize = 500;
+
 /// A comment of whatever text: what could end it early or swallow the next line is taken out.
 fn comment(text: &str) -> EnvLine {
     const LIMIT: usize = 1000;
     EnvLine::Comment(wording::printable(text, LIMIT).trim_end_matches(['\\', ' ']).to_owned())
 }
 
+/// The answers that the files of the run hold.
+fn held(choice: &Choice) -> impl Iterator<Item = &Answer> {
+    choice.answers.iter().filter(|answer| answer.env == choice.env && answer.files == choice.files)
+}
+
 /// What has to stand beside the environment for the answer to be the measured one.
-fn companions(choice: &Choice) -> Vec<String> {
-    let mut companions = Vec::new();
-    for answer in choice.answers.iter().filter(|answer| answer.env == choice.env) {
+fn companions(choice: &Choice, directory: &Path) -> Vec<String> {
+    let mut companions: Vec<String> = choice
+        .files
+        .iter()
+        .map(|(kind, name)| {
+            let folder = wording::printable(&directory.to_string_lossy(), PATH_CHARACTERS);
+            format!(
+                "the {} {name}; a container must see it at the same path: docker run -v {folder}:{folder}:ro",
+                kind.words()
+            )
+        })
+        .collect();
+    for answer in held(choice) {
         let profile = &answer.profile;
         if let Some(table) = &answer.table {
             companions.push(format!("the tuner table {table} (profile {profile})"));
-        } else if answer.kind == AnswerKind::EnvFile {
-            companions.push(format!("the files named in choice.json (profile {profile})"));
         }
         if !answer.server_args.is_empty() {
             companions.push(format!("the server arguments {} (profile {profile})", answer.server_args.join(" ")));
@@ -250,7 +323,18 @@ fn companions(choice: &Choice) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::AnswerKind;
     use crate::wording::fixtures;
+
+    const RUN: &str = "/srv/runs/box";
+
+    fn tuned_env(choice: &Choice, manifest: &Manifest, effect_of: EffectOf<'_>) -> Result<String, EmitError> {
+        render(choice, manifest, Path::new(RUN), EmitAs::Env, effect_of)
+    }
+
+    fn tuned_sh(choice: &Choice, manifest: &Manifest, effect_of: EffectOf<'_>) -> Result<String, EmitError> {
+        render(choice, manifest, Path::new(RUN), EmitAs::Shell, effect_of)
+    }
 
     /// A catalogue that knows some variables and not others.
     fn effects(name: &str) -> Option<String> {
@@ -328,6 +412,64 @@ mod tests {
         );
     }
 
+    /// An answer that sets one variable and brings a graph file.
+    fn with_a_file() -> (Choice, String) {
+        let mut choice = fixtures::adopt();
+        choice.env = fixtures::map(&[("NCCL_PROTO", "LL")]);
+        let name = FileKind::Graph.file_name(&"5".repeat(64));
+        choice.files.insert(FileKind::Graph, name.clone());
+        let answer = &mut choice.answers[0];
+        (answer.kind, answer.env, answer.files) = (AnswerKind::EnvFile, choice.env.clone(), choice.files.clone());
+        (choice, name)
+    }
+
+    #[test]
+    fn a_file_is_pointed_at_by_its_whole_path_wherever_the_run_lies() {
+        let (choice, name) = with_a_file();
+        let manifest = fixtures::manifest();
+        let text = tuned_env(&choice, &manifest, &effects).unwrap();
+        insta::assert_snapshot!(text);
+        let moved = render(&choice, &manifest, Path::new("/opt/moved"), EmitAs::Env, &effects).unwrap();
+        assert_eq!(values(&moved)[1], ("NCCL_GRAPH_FILE".to_owned(), format!("/opt/moved/{name}")));
+        // Alone, the file's own variable has the whole gain.
+        let mut alone = choice.clone();
+        alone.env.clear();
+        alone.answers[0].env.clear();
+        let text = tuned_env(&alone, &manifest, &effects).unwrap();
+        assert!(text.contains("NCCL_GRAPH_FILE (the only variable the winner sets"), "{text}");
+    }
+
+    #[test]
+    fn a_path_that_an_env_file_cannot_say_is_an_error_that_says_what_to_do() {
+        let (choice, name) = with_a_file();
+        let manifest = fixtures::manifest();
+        let blank = Path::new("/srv/my runs");
+        let error = render(&choice, &manifest, blank, EmitAs::Env, &effects).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("the graph file of the answer is /srv/my runs/{name}, and an env file cannot say ' '")
+        );
+        assert!(error.hint().unwrap().contains("move the run directory"), "{error}");
+        let text = render(&choice, &manifest, blank, EmitAs::Shell, &effects).unwrap();
+        assert!(text.contains(&format!("export NCCL_GRAPH_FILE='/srv/my runs/{name}'\n")), "{text}");
+        let line = Path::new("/srv/a\nb");
+        assert!(matches!(
+            render(&choice, &manifest, line, EmitAs::Shell, &effects),
+            Err(EmitError::Path { character: '\n', .. })
+        ));
+    }
+
+    #[test]
+    fn a_file_is_neither_against_a_pin_nor_outside_the_run() {
+        let (mut choice, _) = with_a_file();
+        let mut manifest = fixtures::manifest();
+        manifest.pins.push(fixtures::pinned("NCCL_GRAPH_FILE", "/etc/ring.xml"));
+        assert!(matches!(tuned_env(&choice, &manifest, &effects), Err(EmitError::PinContradicted { .. })));
+        choice.files.insert(FileKind::Graph, "../../etc/passwd".to_owned());
+        let error = tuned_env(&choice, &fixtures::manifest(), &effects).unwrap_err();
+        assert!(matches!(error, EmitError::FileName { .. }), "{error}");
+    }
+
     #[test]
     fn records_of_two_runs_are_refused() {
         let mut choice = fixtures::adopt();
@@ -395,7 +537,7 @@ mod tests {
         let manifest = fixtures::manifest();
         for choice in [fixtures::adopt(), fixtures::keep_default(), fixtures::undecided()] {
             for form in EmitAs::ALL {
-                let text = render(&choice, &manifest, form, &effects).unwrap();
+                let text = render(&choice, &manifest, Path::new(RUN), form, &effects).unwrap();
                 let header = read_header(&text);
                 assert_eq!(header.tool_version.as_deref(), Some("0.1.0"));
                 assert_eq!(header.fingerprint.as_deref(), Some(choice.fingerprint.as_str()));

@@ -53,11 +53,11 @@ pub(super) fn create(path: &Path) -> Result<bool, Failure> {
     Ok(made)
 }
 
-/// Clears away what a run left that ended before its first event; the directory too, if it was made
-/// for it.
-pub(super) fn clear(path: &Path, made: bool) {
+/// Clears away what a run left that ended before its first event, its arms' `files` among it; the
+/// directory too, if it was made for it.
+pub(super) fn clear<'a>(path: &Path, made: bool, files: impl Iterator<Item = &'a str>) {
     // The directory stays as it is where even this fails; the error that led here is told.
-    for file in [MANIFEST_FILE, MACHINE_FILE] {
+    for file in files.chain([MANIFEST_FILE, MACHINE_FILE]) {
         let _ = fs_err::remove_file(path.join(file));
     }
     if made {
@@ -73,6 +73,15 @@ pub(super) fn default_path(created: &str, identity: &str) -> PathBuf {
 
 /// Writes a whole file or none.
 pub(super) fn write(directory: &Path, name: &str, text: &str) -> Result<(), Failure> {
+    write_for(directory, name, text, 0o644)
+}
+
+/// The same for a file that nobody is to change any more.
+pub(super) fn write_for_good(directory: &Path, name: &str, text: &str) -> Result<(), Failure> {
+    write_for(directory, name, text, 0o444)
+}
+
+fn write_for(directory: &Path, name: &str, text: &str, mode: u32) -> Result<(), Failure> {
     let target = directory.join(name);
     let failed = |error: std::io::Error| {
         Failure::new(ErrorKind::Stopped, format!("could not write {}: {error}", target.display()))
@@ -82,7 +91,7 @@ pub(super) fn write(directory: &Path, name: &str, text: &str) -> Result<(), Fail
     file.write_all(text.as_bytes()).map_err(failed)?;
     file.as_file().sync_all().map_err(failed)?;
     // Temporary files are private; results are for everybody who may read the folder.
-    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    let readable = std::os::unix::fs::PermissionsExt::from_mode(mode);
     file.as_file().set_permissions(readable).map_err(failed)?;
     file.persist(&target).map_err(|error| failed(error.error))?;
     Ok(())

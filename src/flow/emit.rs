@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::directory::{self, CHOICE_FILE, MANIFEST_FILE};
+use super::files::genuine;
 use crate::emit::{EmitAs, render};
 use crate::error_kind::{ErrorKind, Failure};
 use crate::knob;
@@ -16,7 +17,12 @@ pub fn emit(run: &Path, emit_as: EmitAs) -> Result<String, Failure> {
             .with_hint(format!("go on with it: nccltune tune --resume --out {}", run.display())));
     }
     let choice: Choice = directory::read(run, CHOICE_FILE)?;
-    Ok(render(&choice, &manifest, emit_as, &effect_of)?)
+    // An answer that leads to a file that is not there, or no longer what was measured, is none.
+    for (kind, name) in choice.files.iter().filter(|(kind, name)| kind.sha256_of(name).is_some()) {
+        genuine(run, *kind, name)?;
+    }
+    let here = std::path::absolute(run).map_err(|error| Failure::new(ErrorKind::Usage, error))?;
+    Ok(render(&choice, &manifest, &here, emit_as, &effect_of)?)
 }
 
 /// What a variable does, for the comment above it.

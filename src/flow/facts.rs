@@ -55,7 +55,23 @@ pub(super) fn ask_driver(
     supervisor: &Supervisor,
     environment: &BTreeMap<String, String>,
 ) -> (bool, Result<ProbeReport, DiscoveryError>) {
-    let report = discovery::ask(supervisor, &Question::Machine, &probe_environment(environment));
+    ask_about(supervisor, &Question::Machine, environment)
+}
+
+/// The same, and how the GPUs are connected.
+pub(super) fn ask_wiring(
+    supervisor: &Supervisor,
+    environment: &BTreeMap<String, String>,
+) -> (bool, Result<ProbeReport, DiscoveryError>) {
+    ask_about(supervisor, &Question::Wiring, environment)
+}
+
+fn ask_about(
+    supervisor: &Supervisor,
+    question: &Question,
+    environment: &BTreeMap<String, String>,
+) -> (bool, Result<ProbeReport, DiscoveryError>) {
+    let report = discovery::ask(supervisor, question, &probe_environment(environment));
     let installed = match &report {
         Ok(report) => discovery::driver_is_installed(report),
         Err(_) => discovery::driver_is_installed(&ProbeReport::default()),
@@ -64,7 +80,7 @@ pub(super) fn ask_driver(
 }
 
 /// Probes see what workers will see.
-fn probe_environment(environment: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+pub(super) fn probe_environment(environment: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut probe = worker_environment(environment, &[], &[]);
     probe.insert("CUDA_DEVICE_ORDER".to_owned(), "PCI_BUS_ID".to_owned());
     probe

@@ -4,13 +4,17 @@ mod directory;
 pub mod doctor;
 pub mod emit;
 mod environment;
+pub mod explain;
 mod facts;
+mod files;
+mod misjudged;
 mod quarantine;
 pub mod tune;
 pub mod workload;
 
 pub use environment::PinError;
 pub use facts::{BackendChoice, MachineFacts};
+pub use misjudged::RepairGraph;
 
 use crate::campaign::News;
 

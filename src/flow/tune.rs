@@ -8,7 +8,9 @@ use std::time::Duration;
 use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MACHINE_FILE, MANIFEST_FILE, SUMMARY_FILE};
 use super::emit::effect_of;
 use super::environment::{as_map, inherited, merge, parse_pins, worker_environment};
-use super::facts::{BackendChoice, MachineFacts, MachineWish, ask_driver, fingerprint, gather};
+use super::facts::{BackendChoice, MachineFacts, MachineWish, ask_driver, fingerprint, gather, probe_environment};
+use super::files::{RunFiles, from_anywhere};
+use super::misjudged::{Case, RepairGraph, Repaired, Sight};
 use super::quarantine::{Failed, Memory, left_out_before};
 use super::workload::{WorkloadWish, read_bounded, trial_shape, workload};
 use super::{Listener, Update};
@@ -24,15 +26,15 @@ use crate::discovery::{DiscoveryError, GpuLocks, select_devices};
 use crate::doctor::refuses;
 use crate::emit::{EmitAs, render};
 use crate::engine::{CollectiveStream, Engine};
-use crate::error_kind::{ErrorKind, Failure};
+use crate::error_kind::{Classified as _, ErrorKind, Failure};
 use crate::evidence::{Evidence, Objective, default_arm, measured_points};
 use crate::journal::{self, Journal, JournalError};
-use crate::machine::{Machine, NcclLibrary, NcclVersion};
+use crate::machine::{Gpu, Machine, NcclLibrary, NcclVersion, Topology};
 use crate::process::Supervisor;
 use crate::quarantine::{Store, place};
 use crate::record::{
-    Arm, BackendKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest, Origin, OutcomeKind,
-    PassStream, Phase, Pin, Profile, Settings, Space, TrialPlan, VerdictKind, Workload,
+    Arm, BackendKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest, MisjudgedBox, Origin,
+    OutcomeKind, PassStream, Phase, Pin, Profile, Settings, Space, TrialPlan, VerdictKind, Workload,
 };
 use crate::report::{SummaryRow, summary_csv};
 use crate::search::{CUT_SHORT, Exhaustive, SearchContext, Strategy as _, Want};
@@ -81,6 +83,8 @@ pub struct TuneRequest {
     pub keep_environment: Vec<String>,
     /// Risks that are taken, by name.
     pub allow_risk: Vec<String>,
+    /// Whether a graph file is made for a box that NCCL misjudges.
+    pub repair_graph: RepairGraph,
     /// The NCCL library.
     pub nccl_lib: Option<PathBuf>,
     /// GPUs, by position or identity.
@@ -161,6 +165,8 @@ struct Prepared {
     version: NcclVersion,
     cublaslt: String,
     recorded: Option<Vec<JournalLine>>,
+    /// What stands beside arms.
+    files: RunFiles,
 }
 
 /// Runs the whole story.
@@ -184,7 +190,8 @@ pub fn tune(request: &TuneRequest, listener: Listener<'_>) -> Result<TuneEnd, Fa
         BackendKind::Nccl => Some(GpuLocks::take(&chosen_gpus(&prepared.manifest))?),
         BackendKind::Simulated | BackendKind::Replay => None,
     };
-    let mut backend = backend(request, &prepared, &supervisor, &directory)?;
+    let place = from_anywhere(&directory, &prepared.files)?;
+    let mut backend = backend(request, &prepared, &supervisor, &directory, place)?;
     let opened = open(request, &prepared, &identity, &directory)?;
     listener(Update::Directory(&directory));
     prepared.context.most_launches = backend.most_final_launches();
@@ -248,7 +255,7 @@ fn pins(
 
 fn prepare(
     request: &TuneRequest,
-    supervisor: &Supervisor,
+    supervisor: &Rc<Supervisor>,
     previous: Option<&Manifest>,
     listener: Listener<'_>,
 ) -> Result<Prepared, Failure> {
@@ -256,7 +263,10 @@ fn prepare(
     let recorded = previous.filter(|_| !request.resume);
     let (kind, facts) = choose_backend(request, supervisor, resumed, recorded)?;
     let measured = measured_machine(request, kind, facts, previous, listener)?;
-    let version = measured.nccl.as_ref().map_or(ASSUMED_VERSION, |nccl| NcclVersion::from_code(nccl.version));
+    let version = match &measured.nccl {
+        Some(nccl) => NcclVersion::from_code(nccl.version),
+        None => measured.simulated_version.unwrap_or(ASSUMED_VERSION),
+    };
 
     // What holds in every arm.
     let pins = pins(request, kind, (resumed, recorded), measured.conf.clone(), version)?;
@@ -278,7 +288,9 @@ fn prepare(
     })?;
 
     // Which arms.
-    let (space, mut arms, mut notices) = arms(request, previous, &pin_map, version)?;
+    let setting = Setting { kind, measured: &measured, pins: &pins, devices: &devices, workload: &workload, version };
+    let Searched { space, mut arms, mut notices, files, misjudged } =
+        searched_here(request, supervisor, previous, &setting)?;
     for notice in measured.notices.into_iter().rev() {
         if !notices.contains(&notice) {
             notices.insert(0, notice);
@@ -359,6 +371,7 @@ fn prepare(
         space,
         arms,
         quarantined,
+        misjudged,
         notices,
         settings,
         trial,
@@ -369,7 +382,111 @@ fn prepare(
         Some(path) => path.to_string_lossy().into_owned(),
         None => measured.cublaslt.unwrap_or_default(),
     };
-    Ok(Prepared { manifest, context, version, cublaslt, recorded: lines })
+    Ok(Prepared { manifest, context, version, cublaslt, recorded: lines, files })
+}
+
+/// Where a search takes setting.
+struct Setting<'a> {
+    kind: BackendKind,
+    measured: &'a Measured,
+    pins: &'a [Pin],
+    devices: &'a [u32],
+    workload: &'a Workload,
+    version: NcclVersion,
+}
+
+/// What is searched, with what is made for a box that NCCL misjudges.
+fn searched_here(
+    request: &TuneRequest,
+    supervisor: &Rc<Supervisor>,
+    previous: Option<&Manifest>,
+    setting: &Setting<'_>,
+) -> Result<Searched, Failure> {
+    let pins = as_map(setting.pins);
+    let mut searched = searched(request, previous, &pins, setting.version)?;
+    searched.misjudged = match previous {
+        Some(manifest) => carried_on(request, manifest, &mut searched)?,
+        // Where only the default is asked about, nothing stands beside it.
+        None if searched.arms.len() == 1 => None,
+        None => {
+            let case = Case {
+                wish: request.repair_graph,
+                gpus: &chosen(&setting.measured.machine, setting.devices),
+                gpus_in_box: setting.measured.machine.gpus.len(),
+                workload: setting.workload,
+                pins: &pins,
+                version: setting.version,
+                risks: &request.allow_risk.iter().cloned().collect(),
+            };
+            repaired(request, supervisor, setting, &case, &mut searched)?
+        }
+    };
+    Ok(searched)
+}
+
+/// A run that goes on keeps the arms that were made for its box, also where its space is read anew.
+fn carried_on(
+    request: &TuneRequest,
+    manifest: &Manifest,
+    searched: &mut Searched,
+) -> Result<Option<MisjudgedBox>, Failure> {
+    let Some(misjudged) = manifest.misjudged.clone() else { return Ok(None) };
+    let (true, Some(run)) = (request.resume, &request.out) else {
+        // A replay of the recorded arms tells of the box, one over another space does not.
+        return Ok(request.space.is_none().then_some(misjudged));
+    };
+    let is_missing = |arm: &&Arm| !searched.arms.iter().any(|known| known.id == arm.id);
+    let made = manifest.arms.iter().filter(|arm| misjudged.arms.contains(&arm.id)).filter(is_missing);
+    let made: Vec<Arm> = made.cloned().collect();
+    searched.files.extend(RunFiles::of_run(run, &made)?);
+    searched.arms.extend(made);
+    Ok(Some(misjudged))
+}
+
+/// Looks whether NCCL misjudges the box, and makes the file that sets it right.
+fn repaired(
+    request: &TuneRequest,
+    supervisor: &Rc<Supervisor>,
+    setting: &Setting<'_>,
+    case: &Case<'_>,
+    searched: &mut Searched,
+) -> Result<Option<MisjudgedBox>, Failure> {
+    let sight = match (setting.kind, &setting.measured.nccl, &setting.measured.topology) {
+        _ if !case.is_open() => return Ok(None),
+        (BackendKind::Nccl, Some(nccl), _) => {
+            // Nothing is started where only a plan is asked for.
+            let start = (!request.dry_run).then_some(|| {
+                // It keeps no logs and sets no files.
+                let nowhere = PathBuf::new();
+                NcclBackend::new(NcclSetup {
+                    supervisor: Rc::clone(supervisor),
+                    environment: worker_environment(&request.environment, &request.keep_environment, setting.pins),
+                    gpus: case.gpus.to_vec(),
+                    nccl: nccl.clone(),
+                    cublaslt: String::new(),
+                    logs: nowhere.clone(),
+                    files: nowhere,
+                    phase_limit: request.phase_limit,
+                })
+            });
+            case.look(supervisor, &probe_environment(&request.environment), start)?
+        }
+        (BackendKind::Simulated, _, Some(topology)) => {
+            Sight { topology: Ok(first_gpus(topology, case.gpus.len())), logs: Vec::new() }
+        }
+        _ => return Ok(None),
+    };
+    let Repaired { misjudged, arms, notices } = case.repaired(&sight, &mut searched.files)?;
+    searched.arms.extend(arms);
+    searched.notices.extend(notices);
+    Ok(misjudged)
+}
+
+/// The first GPUs of a simulated machine: it gives them to a group whatever their numbers.
+fn first_gpus(topology: &Topology, count: usize) -> Topology {
+    let mut first = topology.clone();
+    first.gpus.truncate(count);
+    first
 }
 
 /// Fewest and most launches, and finalists, of a trial that says nothing else.
@@ -537,8 +654,12 @@ struct Measured {
     cublaslt: Option<String>,
     /// Whether it can be tried in a forward pass.
     has_passes: bool,
-    /// Of the table behind a simulated machine.
+    /// Of everything the numbers of a simulated machine follow from.
     simulation: Option<Fingerprint>,
+    /// The release that a simulated machine runs.
+    simulated_version: Option<NcclVersion>,
+    /// How a simulated machine's GPUs hang together, where it says so.
+    topology: Option<Topology>,
     /// Whether the driver is a stand-in for tests.
     fake: bool,
     checks: CheckReport,
@@ -579,6 +700,8 @@ fn measured_machine(
                 cublaslt: facts.cublaslt,
                 has_passes: true,
                 simulation: None,
+                simulated_version: None,
+                topology: None,
                 fake: facts.fake,
                 checks: facts.checks,
                 conf: facts.conf,
@@ -592,6 +715,8 @@ fn measured_machine(
             cublaslt: None,
             has_passes: true,
             simulation: None,
+            simulated_version: None,
+            topology: None,
             fake: false,
             checks: manifest.checks.clone(),
             conf: Vec::new(),
@@ -610,6 +735,8 @@ fn measured_machine(
                 cublaslt: None,
                 has_passes: simulated.has_passes(),
                 simulation,
+                simulated_version: simulated.nccl_version(),
+                topology: simulated.topology(),
                 fake: false,
                 checks: none(),
                 conf: Vec::new(),
@@ -667,14 +794,27 @@ fn devices_for(workload: &Workload, devices: &[u32]) -> Result<Vec<u32>, Failure
     Ok(devices[..wanted].to_vec())
 }
 
-fn arms(
+/// What is searched, and what stands beside it.
+struct Searched {
+    space: Space,
+    arms: Vec<Arm>,
+    notices: Vec<String>,
+    files: RunFiles,
+    misjudged: Option<MisjudgedBox>,
+}
+
+fn searched(
     request: &TuneRequest,
     previous: Option<&Manifest>,
     pins: &BTreeMap<String, String>,
     version: NcclVersion,
-) -> Result<(Space, Vec<Arm>, Vec<String>), Failure> {
+) -> Result<Searched, Failure> {
+    let before = if request.resume { request.out.as_deref() } else { request.recorded.as_deref() };
     if let (None, Some(manifest)) = (&request.space, previous) {
-        return Ok((manifest.space.clone(), manifest.arms.clone(), manifest.notices.clone()));
+        // The place they were first read from may be gone, or hold something else by now.
+        let files = before.map_or_else(|| Ok(RunFiles::default()), |run| RunFiles::of_run(run, &manifest.arms))?;
+        let (space, arms) = (manifest.space.clone(), manifest.arms.clone());
+        return Ok(Searched { space, arms, notices: manifest.notices.clone(), files, misjudged: None });
     }
     let host_memory = pins.get("NCCL_P2P_DISABLE").is_some_and(|value| value == "1");
     let name = request.space.as_deref().unwrap_or(if host_memory { "host-memory" } else { "pcie-decode" });
@@ -695,8 +835,9 @@ fn arms(
     };
     let space = space::parse(&text, &file)?;
     let risks: BTreeSet<String> = request.allow_risk.iter().cloned().collect();
-    let enumeration = space::enumerate(&space, pins, version, &risks)?;
-    Ok((space, enumeration.arms, enumeration.notices))
+    let (by_hash, files) = RunFiles::of_space(&space, Path::new(&file))?;
+    let enumeration = space::enumerate(&by_hash, pins, version, &risks)?;
+    Ok(Searched { space, arms: enumeration.arms, notices: enumeration.notices, files, misjudged: None })
 }
 
 fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Settings {
@@ -758,7 +899,7 @@ fn open(request: &TuneRequest, prepared: &Prepared, identity: &Identity, directo
         let mut journal = Journal::create(directory)?;
         if let Err(failure) = begin(request, &mut journal, prepared, identity, directory) {
             journal.abandon();
-            directory::clear(directory, made);
+            directory::clear(directory, made, prepared.files.names());
             // Nothing is left to go on with, whatever the file at fault says of itself.
             return Err(match failure.kind() {
                 ErrorKind::Stopped | ErrorKind::Usage => Failure::new(ErrorKind::Usage, failure.to_string())
@@ -790,6 +931,8 @@ fn begin(
     identity: &Identity,
     directory: &Path,
 ) -> Result<(), Failure> {
+    // Before the manifest that names them.
+    prepared.files.write(directory)?;
     write_manifest(directory, &prepared.manifest)?;
     if let Some(machine) = request.machine.as_deref().filter(|name| SimulatedMachine::named(name).is_none()) {
         // The run must not change when somebody edits that file.
@@ -838,8 +981,12 @@ fn write_manifest(directory: &Path, manifest: &Manifest) -> Result<(), Failure> 
     })
 }
 
-fn chosen_gpus(manifest: &Manifest) -> Vec<crate::machine::Gpu> {
-    manifest.machine.gpus.iter().filter(|gpu| manifest.devices.contains(&gpu.index)).cloned().collect()
+fn chosen_gpus(manifest: &Manifest) -> Vec<Gpu> {
+    chosen(&manifest.machine, &manifest.devices)
+}
+
+fn chosen(machine: &Machine, devices: &[u32]) -> Vec<Gpu> {
+    machine.gpus.iter().filter(|gpu| devices.contains(&gpu.index)).cloned().collect()
 }
 
 fn backend(
@@ -847,6 +994,7 @@ fn backend(
     prepared: &Prepared,
     supervisor: &Rc<Supervisor>,
     directory: &Path,
+    files: PathBuf,
 ) -> Result<Box<dyn Backend>, Failure> {
     let manifest = &prepared.manifest;
     let seed = Seed(manifest.seed);
@@ -858,12 +1006,14 @@ fn backend(
             nccl: nccl.clone(),
             cublaslt: prepared.cublaslt.clone(),
             logs: directory.join(LOGS_FOLDER),
+            files,
             phase_limit: request.phase_limit,
         }))),
         (BackendKind::Replay, _, Some(lines)) => Ok(Box::new(ReplayBackend::new(lines, seed, request.assume_noise)?)),
         _ => {
             let machine = simulated_machine(request, Some(manifest))?;
-            Ok(Box::new(SimulatedBackend::new(machine, seed, as_map(&manifest.pins))))
+            let backend = SimulatedBackend::new(machine, seed, as_map(&manifest.pins));
+            Ok(Box::new(backend.with_folder(directory.to_owned())))
         }
     }
 }
@@ -968,12 +1118,16 @@ fn write_answer(
     listener: Listener<'_>,
 ) -> Result<(), Failure> {
     let json = serde_json::to_string_pretty(choice).map_err(|error| Failure::new(ErrorKind::Unexpected, error))?;
+    let here = std::path::absolute(directory).map_err(|error| Failure::new(ErrorKind::Unexpected, error))?;
     directory::write(directory, SUMMARY_FILE, &summary_csv(&summary(prepared, evidence)))?;
     for emit_as in EmitAs::ALL {
-        match render(choice, &prepared.manifest, emit_as, &effect_of) {
+        match render(choice, &prepared.manifest, &here, emit_as, &effect_of) {
             Ok(text) => directory::write(directory, emit_as.file_name(), &text)?,
             // A value that one dialect cannot say is still right in the others.
-            Err(error) => listener(Update::Notice(format!("{} is not written: {error}", emit_as.file_name()))),
+            Err(error) => {
+                let hint = error.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
+                listener(Update::Notice(format!("{} is not written: {error}{hint}", emit_as.file_name())));
+            }
         }
     }
     // Last: a directory with a choice is complete.

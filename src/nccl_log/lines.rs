@@ -1,6 +1,6 @@
 //! What single lines of NCCL's log say.
 
-use super::{CommunicatorChannels, Operation, WARNING_LENGTH};
+use super::{CommunicatorChannels, GraphLine, Operation, WARNING_LENGTH};
 use crate::collective::Collective;
 use crate::knob;
 use crate::record::SetLine;
@@ -181,6 +181,24 @@ pub(super) fn thresholds(text: &str) -> Option<[i64; 6]> {
 pub(super) fn pattern_bandwidth(message: &str) -> Option<f64> {
     let (_, bandwidth) = message.split_once(" bw ")?;
     bandwidth.split('/').next()?.trim().parse().ok()
+}
+
+/// The same line as a whole.
+pub(super) fn graph(message: &str) -> Option<GraphLine> {
+    let after = |word: &str| message.split_once(word).map(|(_, rest)| rest);
+    let path = after(" type ")?.split(['/', ',']).next()?.trim();
+    let is_path = !path.is_empty() && path.len() <= 8 && path.chars().all(|c| c.is_ascii_alphanumeric());
+    Some(GraphLine {
+        pattern: leading_number(message.strip_prefix("Pattern ")?)?,
+        channels: leading_number(after(" nChannels ")?)?,
+        bandwidth_gb_per_s: pattern_bandwidth(message).filter(|bandwidth| bandwidth.is_finite())?,
+        path: is_path.then(|| path.to_owned())?,
+    })
+}
+
+/// "ncclCommInitRank comm 0x55 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1a000": NVML's number.
+pub(super) fn nvml_device(message: &str) -> Option<u32> {
+    leading_number(message.split_once(" nvmlDev ")?.1)
 }
 
 /// "P2P is disabled between connected GPUs 1 and 0." and the sharper form for NVLink.

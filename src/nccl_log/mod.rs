@@ -1,4 +1,5 @@
-//! Reads NCCL's log: what was set, what ran, over which transport, and what went wrong.
+//! Reads NCCL's log: what was set, which channels were found, what ran, over which transport, and what
+//! went wrong.
 //!
 //! The log of a server is as long as its life and may hold anything, so this reader accepts any bytes,
 //! never fails, and keeps a bounded amount of what it sees. The wording of the lines is that of NCCL
@@ -70,6 +71,34 @@ pub struct CommunicatorChannels {
     pub p2p_per_peer: Option<u32>,
 }
 
+/// What the search for channels came to for one pattern: how many, how fast, over which kind of path.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GraphLine {
+    /// NCCL's number of the pattern: 4 is a ring, 1 a balanced tree, 2 a split tree, 3 a tree, 5 a star
+    /// through NVLink switches.
+    pub pattern: u32,
+    /// Channels that were found; a communicator has up to twice as many.
+    pub channels: u32,
+    /// Gigabytes per second of each channel inside the machine.
+    pub bandwidth_gb_per_s: f64,
+    /// The longest kind of path between two GPUs that it uses ("PIX", "SYS").
+    pub path: String,
+}
+
+impl GraphLine {
+    /// The pattern in words.
+    pub fn name(&self) -> String {
+        match self.pattern {
+            1 => "balanced tree".to_owned(),
+            2 => "split tree".to_owned(),
+            3 => "tree".to_owned(),
+            4 => "ring".to_owned(),
+            5 => "NVLink switch".to_owned(),
+            other => format!("pattern {other}"),
+        }
+    }
+}
+
 /// The library's own line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LibraryVersion {
@@ -94,6 +123,10 @@ pub struct NcclLog {
     pub channels: Option<CommunicatorChannels>,
     /// Thread thresholds of the communicator that came up last: tree, then ring, each LL, LL128, Simple.
     pub thresholds: Option<[i64; 6]>,
+    /// The number of this rank's GPU by NVML, which NCCL's topology and graph files name it by.
+    pub nvml_device: Option<u32>,
+    /// What the search for channels came to, each line once.
+    pub graphs: Vec<GraphLine>,
     /// The topology search found no way for some pattern and took the ranks as they come.
     pub fell_back_to_simple_order: bool,
     /// A pattern was given 0.1 GB/s, which makes NCCL choose as if the machine had no usable links.
@@ -235,10 +268,17 @@ impl NcclLog {
         } else if message.starts_with("Pattern ") {
             self.nominal_bandwidth |=
                 lines::pattern_bandwidth(message).is_some_and(|bandwidth| (bandwidth - 0.1).abs() < 1e-6);
+            if let Some(graph) = lines::graph(message)
+                && !self.graphs.contains(&graph)
+            {
+                let room = keep(&mut self.graphs, graph, NOTE_LIMIT);
+                self.note_room("graphs", room);
+            }
         } else if let Some(rest) = message.strip_prefix("Check P2P Type isAllDirectP2p ") {
             self.all_direct_p2p = leading_number::<u32>(rest).map(|flag| flag != 0);
         } else if message.ends_with("Init COMPLETE") {
             self.inits_complete = self.inits_complete.saturating_add(1);
+            self.nvml_device = lines::nvml_device(message).or(self.nvml_device);
         }
         self.note_shared(message);
         if message.contains("TUNER/Plugin") || message.contains("tuner plugin") {
@@ -346,7 +386,7 @@ box:11:11 [0] NCCL INFO threadThresholds 8/8/64 | 16/8/64 | 512 | 512
 box:11:11 [0] NCCL INFO 32 coll channels, 32 collnet channels, 0 nvls channels, 32 p2p channels, 2 p2p channels per peer
 box:11:11 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct
 box:11:11 [0] NCCL INFO Channel 01 : 0[0] -> 1[1] via SHM/direct/direct
-box:11:11 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1a000 commId 0x77 - Init COMPLETE
+box:11:11 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 0 nranks 2 cudaDev 0 nvmlDev 3 busId 1a000 commId 0x77 - Init COMPLETE
 box:11:11 [0] NCCL INFO AllReduce: 65536 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..3}
 box:11:11 [0] NCCL INFO AllReduce: 65536 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..3}
 box:11:11 [0] NCCL INFO AllGather: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}
@@ -364,7 +404,10 @@ box:11:11 [0] NCCL INFO AllGather: 1024 Bytes -> Algo RING proto LL channel{Lo..
         assert_eq!(log.thresholds, Some([8, 8, 64, 16, 8, 64]));
         assert_eq!(log.transport().as_deref(), Some("SHM/direct/direct"));
         assert_eq!((log.all_direct_p2p, log.inits_complete), (Some(false), 1));
+        assert_eq!(log.nvml_device, Some(3));
         assert!(!log.nominal_bandwidth && !log.fell_back_to_simple_order);
+        let ring = GraphLine { pattern: 4, channels: 2, bandwidth_gb_per_s: 12.0, path: "PHB".to_owned() };
+        assert_eq!(log.graphs, [ring]);
         assert_eq!(log.operations.len(), 2);
         let reduce = log.operation(Collective::AllReduce, 65_536).unwrap();
         assert_eq!((reduce.algo.as_str(), reduce.proto.as_deref(), reduce.channels), ("ring", Some("ll"), Some(4)));
@@ -459,6 +502,7 @@ box:11:11 [0] NCCL INFO AllGather: 1024 Bytes -> Algo RING proto LL channel{Lo..
         assert!(warn(fallback).fell_back_to_simple_order);
         let log = info("Pattern 4, crossNic 0, nChannels 1, bw 0.100000/0.100000, type SYS/SYS, sameChannels 1");
         assert!(log.nominal_bandwidth);
+        assert_eq!((log.graphs[0].name().as_str(), log.graphs[0].path.as_str()), ("ring", "SYS"));
     }
 
     #[test]

@@ -3,14 +3,21 @@
 //! The parent never loads the driver's libraries itself: a wedged driver blocks whoever asks it, so
 //! a child asks, and the parent waits only as long as it wants to.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus};
+use nvml_wrapper::enum_wrappers::nv_link::Capability;
+use nvml_wrapper::error::NvmlError;
 use serde::{Deserialize, Serialize};
 
-use crate::bindings::cuda::{DRIVER_LIBRARY, Device, driver_is_present, driver_version_and_device_count, pci_bus_id};
+use crate::bindings::cuda::{
+    DRIVER_LIBRARY, Device, can_access_peer, driver_is_present, driver_version_and_device_count, has_multicast,
+    pci_bus_id,
+};
 use crate::bindings::nccl::Nccl;
 use crate::dynlib::is_stand_in;
 use crate::machine::Gpu;
@@ -32,6 +39,8 @@ pub enum Question {
     Machine,
     /// Does this libnccl load, and which version is it? Without a path: the loader's libnccl.so.2.
     Nccl(Option<String>),
+    /// The same, and how the GPUs are connected: NVLink, and which may write into which.
+    Wiring,
     /// Do these GPUs (CUDA ordinals) answer, and what memory is free on all of them?
     Answers(Vec<u32>),
     /// Keep a context on these GPUs open until the asker closes its end.
@@ -43,6 +52,7 @@ impl Question {
     pub fn arguments(&self) -> Vec<String> {
         match self {
             Self::Machine => vec!["machine".to_owned()],
+            Self::Wiring => vec!["wiring".to_owned()],
             Self::Nccl(path) => std::iter::once("nccl".to_owned()).chain(path.clone()).collect(),
             Self::Answers(devices) => {
                 std::iter::once("answers".to_owned()).chain(devices.iter().map(u32::to_string)).collect()
@@ -57,6 +67,7 @@ impl Question {
     pub fn parse(arguments: &[String]) -> Option<Self> {
         match arguments.split_first()? {
             (word, []) if word == "machine" => Some(Self::Machine),
+            (word, []) if word == "wiring" => Some(Self::Wiring),
             (word, []) if word == "nccl" => Some(Self::Nccl(None)),
             (word, [path]) if word == "nccl" => Some(Self::Nccl(Some(path.clone()))),
             (word, devices) if word == "answers" || word == "keep" => {
@@ -86,6 +97,12 @@ pub struct ProbeReport {
     pub nvml_error: Option<String>,
     /// GPUs as NVML sees them.
     pub gpus: Vec<Gpu>,
+    /// NVLink connections of all GPUs; nothing where the question was another, or a GPU could not be asked.
+    pub nvlinks: Option<Vec<NvLinks>>,
+    /// Whether all GPUs have NVLink-switch multicast, where that could be asked.
+    pub multicast: Option<bool>,
+    /// Which GPU may reach which, for each ordered pair that could be asked.
+    pub peers: Vec<PeerAccess>,
     /// Path of the library that was loaded.
     pub nccl_path: Option<String>,
     /// NCCL's version code.
@@ -94,6 +111,31 @@ pub struct ProbeReport {
     pub nccl_error: Option<String>,
     /// Whether what was asked is a stand-in for tests.
     pub fake: bool,
+}
+
+/// Active NVLink links of a GPU that lead to one place.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct NvLinks {
+    /// PCI address of the GPU.
+    pub gpu: String,
+    /// PCI address at the other end; one of ones ("ffff:ff:ff.0") where that is a switch which a virtual
+    /// machine does not show.
+    pub remote: String,
+    /// How many.
+    pub links: u32,
+}
+
+/// Whether one GPU may reach another's memory, as CUDA and NVML say; what could not be asked is `None`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerAccess {
+    /// PCI address of the GPU that reads and writes.
+    pub from: String,
+    /// PCI address of the GPU whose memory it is.
+    pub to: String,
+    /// Whether CUDA can enable it.
+    pub cuda: Option<bool>,
+    /// Whether NVML calls reading and writing supported, which is what NCCL goes by.
+    pub nvml: Option<bool>,
 }
 
 /// Answers one question over file descriptor 0, about a stand-in for tests only if it may. Returns the
@@ -107,6 +149,11 @@ pub fn run(question: &Question, allows_fakes: bool) -> u8 {
         Question::Machine => {
             ask_cuda(&mut report);
             ask_nvml(&mut report);
+        }
+        Question::Wiring => {
+            ask_cuda(&mut report);
+            ask_nvml(&mut report);
+            ask_wiring(&mut report);
         }
         Question::Nccl(path) => ask_nccl(path.as_deref(), &mut report),
         Question::Answers(devices) => {
@@ -149,7 +196,7 @@ pub fn run(question: &Question, allows_fakes: bool) -> u8 {
 /// Whether a question would be answered by a stand-in.
 fn asks_a_stand_in(question: &Question) -> bool {
     let libraries: &[&str] = match question {
-        Question::Machine => &[DRIVER_LIBRARY, NVML_LIBRARY],
+        Question::Machine | Question::Wiring => &[DRIVER_LIBRARY, NVML_LIBRARY],
         Question::Nccl(path) => &[path.as_deref().unwrap_or(NCCL_LIBRARY)],
         Question::Answers(_) | Question::Keep(_) => &[DRIVER_LIBRARY],
     };
@@ -159,7 +206,7 @@ fn asks_a_stand_in(question: &Question) -> bool {
 fn refuse_fakes(question: &Question, report: &mut ProbeReport) {
     let refusal = "it is a stand-in for tests; only NCCLTUNE_ALLOW_FAKE=1 lets probes ask it".to_owned();
     match question {
-        Question::Machine | Question::Answers(_) | Question::Keep(_) => {
+        Question::Machine | Question::Wiring | Question::Answers(_) | Question::Keep(_) => {
             report.cuda_library = true;
             report.cuda_error = Some(refusal);
         }
@@ -212,10 +259,8 @@ fn ask_nvml(report: &mut ProbeReport) {
     }
 }
 
-fn read_gpu(device: &nvml_wrapper::Device<'_>, index: u32) -> Result<Gpu, nvml_wrapper::error::NvmlError> {
-    let both = |current: Result<u32, _>, maximum: Result<u32, nvml_wrapper::error::NvmlError>| {
-        Some([current.ok()?, maximum.ok()?])
-    };
+fn read_gpu(device: &nvml_wrapper::Device<'_>, index: u32) -> Result<Gpu, NvmlError> {
+    let both = |current: Result<u32, _>, maximum: Result<u32, NvmlError>| Some([current.ok()?, maximum.ok()?]);
     let memory = device.memory_info().ok();
     let active = |link: &u32| device.link_wrapper_for(*link).is_active().unwrap_or(false);
     Ok(Gpu {
@@ -239,6 +284,58 @@ fn read_gpu(device: &nvml_wrapper::Device<'_>, index: u32) -> Result<Gpu, nvml_w
             .map(|processes| processes.iter().map(|process| process.pid).collect())
             .unwrap_or_default(),
     })
+}
+
+/// How the GPUs that CUDA shows are connected. Each answer stands for itself: an old driver that does
+/// not know one question still answers the others.
+fn ask_wiring(report: &mut ProbeReport) {
+    let nvml = nvml_wrapper::Nvml::builder().lib_path(NVML_LIBRARY.as_ref()).init().ok();
+    let addresses = report.cuda_devices.clone();
+    let devices: Vec<Option<nvml_wrapper::Device<'_>>> =
+        addresses.iter().map(|address| nvml.as_ref()?.device_by_pci_bus_id(address.as_str()).ok()).collect();
+    report.nvlinks = addresses
+        .iter()
+        .zip(&devices)
+        .map(|(address, device)| device.as_ref().and_then(|device| nvlinks_of(address, device)))
+        .collect::<Option<Vec<_>>>()
+        .map(|links| links.concat());
+    let ordinals = 0..addresses.len() as u32;
+    report.multicast = ordinals.map(|ordinal| has_multicast(ordinal).ok()).try_fold(true, |all, has| Some(all && has?));
+    for (from, one) in addresses.iter().enumerate() {
+        for (to, other) in addresses.iter().enumerate().filter(|(to, _)| *to != from) {
+            let nvml = devices[from].as_ref().zip(devices[to].as_ref()).and_then(|(from, to)| peers_by_nvml(from, to));
+            let cuda = can_access_peer(from as u32, to as u32).ok();
+            report.peers.push(PeerAccess { from: one.clone(), to: other.clone(), cuda, nvml });
+        }
+    }
+}
+
+/// Whether NVML calls both reading and writing supported.
+fn peers_by_nvml(from: &nvml_wrapper::Device<'_>, to: &nvml_wrapper::Device<'_>) -> Option<bool> {
+    let supports = |what| from.p2p_status(to, what).ok().map(|status| status == P2pStatus::Ok);
+    Some(supports(P2pCapabilitiesIndex::Read)? && supports(P2pCapabilitiesIndex::Write)?)
+}
+
+/// Active links by where they lead, as NCCL counts them. A GPU without NVLink has none; `None` if it
+/// could not be asked.
+fn nvlinks_of(address: &str, device: &nvml_wrapper::Device<'_>) -> Option<Vec<NvLinks>> {
+    let mut remotes: BTreeMap<String, u32> = BTreeMap::new();
+    for link in (0..MOST_NVLINKS).map(|link| device.link_wrapper_for(link)) {
+        match link.is_active() {
+            Ok(true) => {
+                // NCCL passes over links that carry no peer access, and those whose end it is not told.
+                let carries = link.has_capability(Capability::P2p).unwrap_or(true);
+                if let (true, Ok(remote)) = (carries, link.remote_pci_info()) {
+                    *remotes.entry(normal_address(&remote.bus_id)).or_default() += 1;
+                }
+            }
+            // Asking beyond the last link is an invalid argument.
+            Ok(false) | Err(NvmlError::NotSupported | NvmlError::InvalidArg) => {}
+            Err(_) => return None,
+        }
+    }
+    let links = remotes.into_iter();
+    Some(links.map(|(remote, links)| NvLinks { gpu: address.to_owned(), remote, links }).collect())
 }
 
 /// One spelling for PCI addresses: lower case, four-digit domain. NVML writes eight digits, CUDA four.
@@ -309,6 +406,7 @@ mod tests {
     fn questions_read_back() {
         for question in [
             Question::Machine,
+            Question::Wiring,
             Question::Nccl(None),
             Question::Nccl(Some("/x".to_owned())),
             Question::Answers(vec![0, 3]),

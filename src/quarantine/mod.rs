@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::evidence::Evidence;
 use crate::record::{Arm, ArmId, OutcomeKind, QuarantineEntry, QuarantinedArm};
+use crate::space;
 
 pub use recorder::Recorder;
 pub use store::{FILE_NAME, Remembered, Store, StoreError, covers, place};
@@ -54,10 +55,11 @@ pub fn failure_words(kind: OutcomeKind) -> &'static str {
     }
 }
 
-/// Every variable in force while an arm runs: what holds in every arm, and its own.
+/// Every variable in force while an arm runs: what holds in every arm, and its own. One that points at a
+/// file of the arm names it by its SHA-256, so another file in its place is another arm.
 fn variables(pins: &BTreeMap<String, String>, arm: &Arm) -> BTreeMap<String, String> {
     let mut all = pins.clone();
-    all.extend(arm.env.clone());
+    all.extend(space::variables(arm));
     all
 }
 
@@ -85,7 +87,7 @@ pub fn leave_out(
             left_out.push(QuarantinedArm {
                 arm: arm.id.clone(),
                 name: arm.name.clone(),
-                env: arm.env.clone(),
+                env: space::variables(arm),
                 reason: reason(entry),
                 since: entry.since.clone(),
             });
@@ -107,6 +109,7 @@ fn reason(entry: &QuarantineEntry) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file_kind::FileKind;
     use crate::record::{Event, FingerprintParts, Outcome};
     use crate::wording::fixtures::{arm, map};
 
@@ -166,6 +169,22 @@ mod tests {
         assert!(everything(&pins, "elsewhere"));
         assert!(everything(&map(&[]), "here"));
         assert!(everything(&map(&[("NCCL_P2P_DISABLE", "1"), ("NCCL_NVLS_ENABLE", "0")]), "here"));
+    }
+
+    #[test]
+    fn an_arm_with_a_file_is_known_by_what_the_file_holds() {
+        let default = ArmId("default".to_owned());
+        let with = |digit: &str| {
+            let mut arm = arm("ring", &[]);
+            arm.files.insert(FileKind::Graph, digit.repeat(64));
+            arm
+        };
+        let name = FileKind::Graph.file_name(&"1".repeat(64));
+        let hung = entry("here", &[("NCCL_GRAPH_FILE", &name)]);
+        let left_out = |digit| leave_out(vec![with(digit)], &default, &map(&[]), "here", std::slice::from_ref(&hung)).1;
+        let [ring] = left_out("1").try_into().unwrap();
+        assert_eq!(ring.env["NCCL_GRAPH_FILE"], name);
+        assert!(left_out("2").is_empty(), "another file is another arm");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{PassMeasurement, PointKey};
+use crate::file_kind::FileKind;
 
 /// The short fingerprint of an arm's environment, files and server arguments.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -26,9 +27,9 @@ pub struct Arm {
     pub name: String,
     /// Variables, as emitted: plain decimals, no blanks.
     pub env: BTreeMap<String, String>,
-    /// Files beside the environment, by SHA-256.
+    /// Files beside the environment, by SHA-256: `file_kind` says which variable points at each.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub files: BTreeMap<String, String>,
+    pub files: BTreeMap<FileKind, String>,
     /// Server arguments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub server_args: Vec<String>,

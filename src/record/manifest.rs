@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Arm, CheckReport, QuarantinedArm, Space, TrialPlan, Workload};
+use super::{Arm, ArmId, CheckReport, QuarantinedArm, Space, TrialPlan, Workload};
 use crate::machine::{Machine, NcclLibrary};
 
 /// What did the measuring.
@@ -151,6 +151,17 @@ impl Default for Settings {
     }
 }
 
+/// A box that NCCL misjudges, and what was done about it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MisjudgedBox {
+    /// Why the default is wrong, as one sentence without its full stop.
+    pub reason: String,
+    /// How that is known: "log" where NCCL itself said so, "model" where its rules say so.
+    pub source: String,
+    /// Arms that carry the file made for it.
+    pub arms: Vec<ArmId>,
+}
+
 /// manifest.json.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -192,6 +203,9 @@ pub struct Manifest {
     /// Arms of the space that were left out because they failed in an earlier run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub quarantined: Vec<QuarantinedArm>,
+    /// That NCCL misjudges this box, where it does and something was done about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub misjudged: Option<MisjudgedBox>,
     /// What pruning and rules left out, in words.
     pub notices: Vec<String>,
     /// How it is measured and judged.

@@ -6,6 +6,7 @@
 
 mod campaign;
 mod check;
+mod explanation;
 mod manifest;
 mod pass;
 mod quarantine;
@@ -18,7 +19,11 @@ pub use campaign::{
     Phase, SetLine,
 };
 pub use check::{Check, CheckReport, CheckVerdict};
-pub use manifest::{BackendKind, FingerprintParts, Labels, Manifest, Origin, Pin, Profile, Settings};
+pub use explanation::{
+    EffectKind, ExplainedChoice, ExplainedEffect, ExplainedGraph, ExplainedLog, ExplainedRelease, ExplainedRunnerUp,
+    ExplainedSize, ExplainedVariable, Explanation, LoggedSize, VariableOrigin,
+};
+pub use manifest::{BackendKind, FingerprintParts, Labels, Manifest, MisjudgedBox, Origin, Pin, Profile, Settings};
 pub use pass::{
     DraftShape, FeedForward, GpuState, LayerRun, PassCase, PassKey, PassMeasurement, PassShape, PassStep, PassStream,
     PassVariant, TrialPlan,

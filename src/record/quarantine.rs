@@ -23,7 +23,8 @@ pub struct QuarantineEntry {
     pub machine: FingerprintParts,
     /// Name of the arm, for people.
     pub arm: String,
-    /// Every variable that was in force: the arm's, and those that held in every arm of its run.
+    /// Every variable that was in force: the arm's, and those that held in every arm of its run. One that
+    /// points at a file of the arm holds its name in a run directory, which is made of its SHA-256.
     pub env: BTreeMap<String, String>,
     /// How it failed: timed out, crashed, or a wrong result.
     pub outcome: Outcome,
@@ -40,7 +41,7 @@ pub struct QuarantinedArm {
     pub arm: ArmId,
     /// Its name.
     pub name: String,
-    /// Its variables.
+    /// Its variables, and its files as above.
     pub env: BTreeMap<String, String>,
     /// What happened, and in which run.
     pub reason: String,

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::file_kind::FileKind;
+
 /// Axes, named arms and rules. "unset" is a value like any other.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -45,7 +47,11 @@ pub struct NamedArm {
     #[serde(default)]
     pub note: String,
     /// The variables.
+    #[serde(default)]
     pub env: BTreeMap<String, String>,
+    /// Files beside them, by path; one that is not absolute lies beside the space's own file.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<FileKind, String>,
 }
 
 /// A constraint on grid combinations.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ArmId, Effective, PointPhase, QuarantinedArm};
 use crate::collective::{Collective, DataType};
+use crate::file_kind::FileKind;
 
 /// What the run says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +59,9 @@ pub struct Answer {
     pub env: BTreeMap<String, String>,
     /// Tuner table, by file name.
     pub table: Option<String>,
+    /// Files that variables point at, by their names in the run directory.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<FileKind, String>,
     /// Server arguments.
     pub server_args: Vec<String>,
 }
@@ -138,7 +142,7 @@ pub struct Veto {
     pub arm: ArmId,
     /// Its name.
     pub name: String,
-    /// Its variables.
+    /// Its variables; those that point at its files name them as the run directory does.
     pub env: BTreeMap<String, String>,
     /// Why, with figures.
     pub reason: String,
@@ -273,6 +277,10 @@ pub struct Choice {
     pub verdict: VerdictKind,
     /// Why, in a sentence or two.
     pub reason: String,
+    /// Why NCCL's own choice was wrong on this box, and what setting it right costs prefill: one sentence,
+    /// where NCCL misjudges the box and a file was made for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub misjudged: Option<String>,
     /// No GPU was involved.
     pub simulated: bool,
     /// Numbers come from a recorded run.
@@ -281,6 +289,9 @@ pub struct Choice {
     pub labels: Vec<String>,
     /// The winner's variables and the explicit pins.
     pub env: BTreeMap<String, String>,
+    /// The winner's files, by their names in the run directory; each has a variable that points at it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<FileKind, String>,
     /// Inherited, configured or engine variables the verdict holds under.
     pub required_environment: BTreeMap<String, String>,
     /// Name of the adopted arm.

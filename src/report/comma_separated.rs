@@ -1,7 +1,10 @@
 //! Tables for spreadsheets and scripts. Units stand in the column names; what is not known is empty.
 
 use crate::collective::{Collective, DataType};
-use crate::record::{CheckReport, Choice, Effective, Manifest, OutcomeKind, Point, PointVerdict, Workload};
+use crate::record::{
+    CheckReport, Choice, EffectKind, Effective, ExplainedSize, Explanation, Manifest, OutcomeKind, Point, PointVerdict,
+    Workload,
+};
 use crate::wording;
 
 /// One arm at one point, over all its launches: a line of summary.csv.
@@ -172,6 +175,57 @@ pub(super) fn checks_csv(report: &CheckReport) -> String {
         ]
     };
     comma_separated(["name", "group", "verdict", "question", "evidence", "advice"], report.checks.iter().map(record))
+}
+
+/// What would be chosen for each size. Labels stand in every row, since rows are what gets copied.
+pub(super) fn explanation_csv(explanation: &Explanation) -> String {
+    let header = [
+        "machine",
+        "nccl",
+        "labels",
+        "collective",
+        "ranks",
+        "bytes",
+        "algo",
+        "proto",
+        "channels",
+        "threads",
+        "predicted_us",
+        "runner_up",
+        "runner_up_us",
+        "changed_by",
+        "logged_algo",
+        "logged_proto",
+        "logged_channels",
+        "agrees",
+    ];
+    let record = |size: &ExplainedSize| {
+        let second = size.runner_up.as_ref();
+        let changes = size.effects.iter().filter(|effect| effect.effect == EffectKind::Changes);
+        let changed_by: Vec<&str> = changes.map(|effect| effect.variable.as_str()).collect();
+        let logged = size.logged.as_ref();
+        [
+            explanation.machine.clone(),
+            explanation.nccl.version.clone(),
+            explanation.labels.join("+"),
+            explanation.collective.to_string(),
+            explanation.ranks.to_string(),
+            size.bytes.to_string(),
+            size.algo.clone().unwrap_or_default(),
+            size.proto.clone().unwrap_or_default(),
+            plain(size.channels),
+            plain(size.threads),
+            microseconds(size.predicted_us),
+            second.map(|second| format!("{}/{}", second.algo, second.proto)).unwrap_or_default(),
+            microseconds(second.map(|second| second.predicted_us)),
+            changed_by.join("+"),
+            logged.and_then(|logged| logged.algo.clone()).unwrap_or_default(),
+            logged.and_then(|logged| logged.proto.clone()).unwrap_or_default(),
+            plain(logged.and_then(|logged| logged.channels)),
+            plain(logged.and_then(|logged| logged.agrees)),
+        ]
+    };
+    comma_separated(header, explanation.sizes.iter().map(record))
 }
 
 fn comma_separated<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {

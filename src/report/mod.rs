@@ -4,6 +4,7 @@
 
 mod comma_separated;
 mod document;
+mod explanation;
 mod format;
 mod tables;
 mod verdict;
@@ -14,6 +15,7 @@ use crate::error_kind::{Classified, ErrorKind};
 use crate::record::Effective;
 
 pub use comma_separated::{SummaryRow, summary_csv};
+pub use explanation::explanation;
 pub use format::{Format, FormatError};
 pub use tables::{checks_table, points_table};
 pub use verdict::{files_text, verdict, verdict_markdown, verdict_text};

@@ -6,7 +6,7 @@ use super::comma_separated::verdict_csv;
 use super::document::{Document, Table};
 use super::tables::message;
 use super::{Format, ReportError, ran, to_json};
-use crate::record::{BackendKind, Choice, Effective, Manifest, Origin, PointVerdict, VerdictKind};
+use crate::record::{Answer, BackendKind, Choice, Effective, Manifest, Origin, PointVerdict, VerdictKind};
 use crate::units::{format_change, format_seconds, format_us, group_thousands};
 use crate::wording::{self, percent};
 
@@ -50,9 +50,12 @@ pub fn files_text(choice: &Choice, directory: &str, width: Option<u16>) -> Strin
         ("run.jsonl", "every measurement in the order it was made".to_owned()),
         ("manifest.json", "what the run was: machine, workload, space, settings".to_owned()),
     ];
+    let beside = choice.files.iter().map(|(kind, name)| (name.clone(), format!("the {} of the answer", kind.words())));
+    let files: Vec<(String, String)> =
+        files.map(|(name, purpose)| (name.to_owned(), purpose)).into_iter().chain(beside).collect();
     let mut document = Document::default();
     document.heading(format!("Files in {directory}"));
-    document.facts(files.map(|(name, purpose)| (name.to_owned(), purpose)).to_vec());
+    document.facts(files);
     format!("\n{}", document.text(width))
 }
 
@@ -97,6 +100,9 @@ fn headline(document: &mut Document, choice: &Choice) {
             ));
         }
     }
+    if let Some(misjudged) = &choice.misjudged {
+        document.paragraph(format!("{}.", capitalized(misjudged)));
+    }
     // The gain above is the reason of an adoption.
     if choice.verdict != VerdictKind::Adopt {
         document.paragraph(&choice.reason);
@@ -121,11 +127,22 @@ fn settings(document: &mut Document, choice: &Choice, manifest: &Manifest) {
             .filter(|(name, _)| !pinned(name))
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
+        lines.extend(
+            choice.files.iter().map(|(kind, name)| format!("{}=[this run's directory]/{name}", kind.variable())),
+        );
         if lines.is_empty() {
             lines.push("(no variables)".to_owned());
         }
         document.code(lines);
-        for answer in choice.answers.iter().filter(|answer| answer.env == choice.env) {
+        for (kind, name) in &choice.files {
+            document.paragraph(format!(
+                "Only together with the {} {name}, which lies in the run's directory; tuned.env and tuned.sh lead to it \
+                 by its whole path, and a container must see it there.",
+                kind.words()
+            ));
+        }
+        let held = |answer: &&Answer| answer.env == choice.env && answer.files == choice.files;
+        for answer in choice.answers.iter().filter(held) {
             if let Some(table) = &answer.table {
                 document.paragraph(format!("Only together with the tuner table {table}."));
             }

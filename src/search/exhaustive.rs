@@ -1,8 +1,8 @@
 //! The reference: every arm in every block of the search, then the finalists on fresh launches.
 
 use super::{
-    CONFIDENCE, CUT_SHORT, SearchContext, Standing, Strategy, Want, complete_blocks, living, pooled_half_width,
-    pooled_spread, standings,
+    CONFIDENCE, CUT_SHORT, SearchContext, Standing, Strategy, Want, complete_blocks, living, outdoes,
+    pooled_half_width, pooled_spread, standings,
 };
 use crate::evidence::Evidence;
 use crate::record::{Arm, ArmId, DropReason, Phase, PointKey};
@@ -80,12 +80,22 @@ fn choose(context: &SearchContext, evidence: &Evidence, prefix: &str) -> Want {
     let (calm, doubtful): (Vec<&Standing>, Vec<&Standing>) =
         open.into_iter().partition(|standing| standing.worst.is_none_or(|(_, log, _)| log <= limit));
     let ranked: Vec<&Standing> = calm.into_iter().chain(doubtful).collect();
+    // What another arm does as well, and is much faster where the objective does not look, comes after it.
+    let is_outdone = |standing: &&Standing| {
+        ranked.iter().any(|other| {
+            let width = half_width(other).max(half_width(standing));
+            other.objective_log - standing.objective_log <= width
+                && outdoes(context, evidence, Phase::Search, &other.arm, &standing.arm)
+        })
+    };
+    let (outdone, better): (Vec<&Standing>, Vec<&Standing>) = ranked.iter().copied().partition(is_outdone);
+    let ranked: Vec<&Standing> = better.iter().chain(&outdone).copied().collect();
     let wanted = settings.finalists as usize;
     let mut finalists: Vec<&Standing> = ranked.iter().copied().take(wanted).collect();
     // The simplest arm that the search cannot tell from the best deserves its chance: with equal
     // times, fewer variables win.
     if let Some(best) = finalists.first().copied() {
-        let simplest = ranked
+        let simplest = better
             .iter()
             .copied()
             .filter(|standing| {
@@ -121,7 +131,7 @@ fn choose(context: &SearchContext, evidence: &Evidence, prefix: &str) -> Want {
 }
 
 fn variables(context: &SearchContext, id: &ArmId) -> usize {
-    context.arms.iter().find(|arm| arm.id == *id).map_or(usize::MAX, |arm: &Arm| arm.env.len())
+    context.arms.iter().find(|arm| arm.id == *id).map_or(usize::MAX, |arm: &Arm| arm.env.len() + arm.files.len())
 }
 
 /// Launches after which the intervals should be narrow enough, from the spread seen in the search.

@@ -528,7 +528,7 @@ fn a_device_without_end_is_not_read_into_memory() {
 #[test]
 fn a_simulated_machine_that_could_be_none_is_refused_before_anything_is_written() {
     let scene = Scene::new();
-    let whole = include_str!("../../search-spaces/machines/rtx-pro-6000-x8.toml");
+    let whole = include_str!("machines/planted.toml");
     for (from, to, says) in [
         ("launch_s = 2.6", "launch_s = -5.0", "costs"),
         ("launch_s = 2.6", "launch_s = nan", "costs"),
@@ -542,6 +542,22 @@ fn a_simulated_machine_that_could_be_none_is_refused_before_anything_is_written(
         scene.write("machine.toml", text);
         assert_refused(&scene, &[("tune --machine machine.toml --out run", &[says])]);
     }
+    // And one whose choices follow from NCCL's rules.
+    let modelled = include_str!("../../search-spaces/machines/rtx-pro-6000-x8.toml");
+    for (from, to, says) in [
+        ("format = 2", "format = 7", "formats 1 and 2"),
+        ("nccl = \"2.29.2\"\n", "", "nccl"),
+        ("nccl = \"2.29.2\"", "nccl = \"1.3.5\"", "2.19"),
+        ("timing = \"rtx-pro-6000\"", "timing = \"rtx-pro-600\"", "did you mean"),
+        ("gpus = 8", "gpus = 9", "9 GPUs"),
+        ("width = 16", "width = 17", "lanes"),
+        ("kind = \"pix2\"", "kind = \"pix9\"", "pix9"),
+    ] {
+        let text = modelled.replace(from, to);
+        assert_ne!(text, modelled, "{from}");
+        scene.write("machine.toml", text);
+        assert_refused(&scene, &[("tune --machine machine.toml --out run", &[says])]);
+    }
     // Far outside its table a machine still takes some time.
     let steep = whole.replace("24.2, 25.6,", "0.001, 1e9,");
     assert_ne!(steep, whole);
@@ -552,7 +568,7 @@ fn a_simulated_machine_that_could_be_none_is_refused_before_anything_is_written(
 #[test]
 fn a_machine_that_no_longer_fits_on_the_disk_is_no_run_to_go_on_with() {
     let scene = Scene::new();
-    let whole = include_str!("../../search-spaces/machines/rtx-pro-6000-x8.toml");
+    let whole = include_str!("machines/planted.toml");
     scene.write("machine.toml", format!("{whole}\n#{}\n", "-".repeat(200_000)));
     // 64 KiB: enough for the manifest.
     let line = "tune --machine machine.toml --space baseline --sizes 64K --out run";

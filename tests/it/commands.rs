@@ -23,7 +23,7 @@ fn tuned() -> Scene {
 #[test]
 fn help_says_what_there_is() {
     let scene = Scene::new();
-    for command in ["", "tune", "trial", "doctor", "workload", "emit"] {
+    for command in ["", "tune", "trial", "doctor", "workload", "explain", "emit"] {
         let ended = scene.run(&format!("{command} --help")).ok();
         assert_shown(&format!("help-{}", if command.is_empty() { "all" } else { command }), &ended.shown());
     }

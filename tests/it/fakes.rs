@@ -42,12 +42,12 @@ impl Machine {
         Self { scene }
     }
 
-    fn library(&self, name: &str) -> String {
+    pub(crate) fn library(&self, name: &str) -> String {
         self.scene.path("fake").join(name).display().to_string()
     }
 
     /// The program, with the stand-in before it.
-    fn command(&self, words: &[&str]) -> Command {
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = self.scene.command(words);
         command.env("LD_LIBRARY_PATH", self.scene.path("fake")).env("NCCLTUNE_ALLOW_FAKE", "1");
         command.env("NCCLTUNE_STATE_DIR", self.scene.path("remembered"));

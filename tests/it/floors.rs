@@ -17,7 +17,10 @@ use crate::source::{
 /// The floors from the ground up, with the top-level modules of `src/` that live there. Modules of
 /// the design have their place here before they are written.
 const FLOORS: &[(&str, &[&str])] = &[
-    ("words", &["canonical", "clock", "collective", "engine", "error_kind", "knob", "machine", "seed", "units"]),
+    (
+        "words",
+        &["canonical", "clock", "collective", "engine", "error_kind", "file_kind", "knob", "machine", "seed", "units"],
+    ),
     ("records", &["record", "stats"]),
     (
         "descriptions",
@@ -34,7 +37,7 @@ const FLOORS: &[(&str, &[&str])] = &[
             "workload",
         ],
     ),
-    ("tools", &["journal", "probe", "process", "quarantine", "repair", "shared_memory", "worker"]),
+    ("tools", &["journal", "misjudged", "probe", "process", "quarantine", "repair", "shared_memory", "worker"]),
     // Asks the probe what the machine is, so that work need not.
     ("discovery", &["discovery"]),
     ("work", &["backend", "search", "server"]),

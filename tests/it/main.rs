@@ -10,12 +10,18 @@ mod commands;
 /// A run that is cut off at any event and at any byte, killed, stopped by signals or by a full disk:
 /// whatever it held is kept, and it goes on to the same answer.
 mod crash;
+/// What NCCL would choose and why: whole commands, refusals, and the log of the stand-in beside the model.
+mod explain;
 /// The real binary on the stand-in for driver and NCCL: whole runs, and every fault that can be asked for.
 mod fakes;
 /// Whole runs in which something goes wrong, against what must come out.
 mod faults;
 /// Which module of `src/` may know which: the floors, and planted trees that must be caught.
 mod floors;
+/// Arms that carry files, and boxes that NCCL misjudges: the repaired file is found, judged and kept.
+mod misjudged;
+/// What the model says NCCL would choose, against what NCCL chose.
+mod nccl_model;
 /// Machines with planted effects: what is there is found, what is not there is never adopted.
 mod planted;
 /// The real binary as a worker and as a probe: it ends with its parent and never talks nonsense.
@@ -35,3 +41,5 @@ mod source;
 /// Everything else that is true of every tracked file: rooms for `unsafe` and for the outside
 /// world, banned text, files that must parse, dependencies that must say why.
 mod tidy;
+/// Simulated times, held to what other people measured.
+mod timing;

@@ -47,6 +47,8 @@ pub struct Tuning {
     algorithms: [bool; 7],
     protocols: [bool; 3],
     asked_for: Option<String>,
+    /// NCCL takes the links for next to nothing.
+    takes_links_for_nothing: bool,
     /// What NCCL objects to.
     pub objections: Vec<String>,
 }
@@ -131,8 +133,20 @@ impl Tuning {
             algorithms,
             protocols,
             asked_for,
+            takes_links_for_nothing: false,
             objections,
         })
+    }
+
+    /// Goes by what the search for rings came to: twice its channels unless variables ask for more, and
+    /// where it found nothing, a table in which the links are next to nothing.
+    pub(crate) fn go_by(&mut self, channels: Option<u32>, is_fallback: bool, has_least: bool) {
+        self.takes_links_for_nothing = is_fallback;
+        if let Some(channels) = channels
+            && !has_least
+        {
+            self.channels = 2 * channels;
+        }
     }
 
     /// Microseconds that NCCL's own model expects of each algorithm and protocol; -1 where it is off.
@@ -140,7 +154,10 @@ impl Tuning {
     pub fn table(&self, bytes: u64) -> [[f32; 3]; 7] {
         let mut table = [[-1.0; 3]; 7];
         let hops = f64::from(self.ranks.saturating_sub(1).max(1));
-        let (latency_scale, bandwidth_scale) = if self.direct { (0.6, 8.0) } else { (1.0, 1.0) };
+        let (latency_scale, mut bandwidth_scale) = if self.direct { (0.6, 8.0) } else { (1.0, 1.0) };
+        if self.takes_links_for_nothing {
+            bandwidth_scale /= 200.0;
+        }
         // Base and latency per hop in microseconds, gigabytes a second.
         let lines = [
             (TREE, [(6.8, 2.2, 8.0), (9.0, 3.0, 15.0), (8.0, 8.0, 20.0)]),

@@ -5,9 +5,9 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use crate::engine::{Progress, Work, engine, finish};
 use crate::exports::{exports, put, put_text};
-use crate::faults::{self, Hold, Moment};
+use crate::faults::{self, Hold, Moment, scenario};
 use crate::gpu;
-use crate::scenario::{Kind, Phase};
+use crate::scenario::{Kind, Phase, Transport};
 use crate::status::cuda;
 
 /// Contexts are numbers that stand for GPUs; a primary context of a device is always the same.
@@ -86,14 +86,22 @@ exports! {
         put_text(text, length.max(0) as usize, &address, cuda::INVALID_VALUE, cuda::INVALID_VALUE)
     }
 
-    /// Compute capability (75, 76), multiprocessors (16), and memory pools (115), which are not there.
+    fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
+        device_exists(device)?;
+        device_exists(peer)?;
+        let direct = scenario().transport == Transport::P2p;
+        put(can, c_int::from(direct && device != peer), cuda::INVALID_VALUE)
+    }
+
+    /// Compute capability (75, 76), multiprocessors (16), and memory pools (115) and multicast (132), which
+    /// are not there.
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
         device_exists(device)?;
         let known = match attribute {
             16 => 132,
-            75 => gpu::CAPABILITY.0,
-            76 => gpu::CAPABILITY.1,
-            115 => 0,
+            75 => gpu::capability().0,
+            76 => gpu::capability().1,
+            115 | 132 => 0,
             _ => return Err(cuda::NOT_SUPPORTED),
         };
         put(value, known, cuda::INVALID_VALUE)

@@ -23,7 +23,9 @@ pub(crate) const NAME: &str = "Fake GPU";
 pub(crate) const DRIVER: &str = "580.00.00";
 pub(crate) const CUDA_VERSION: i32 = 13_000;
 /// Its compute capability.
-pub(crate) const CAPABILITY: (i32, i32) = (9, 0);
+pub(crate) fn capability() -> (i32, i32) {
+    if scenario().misjudged { (12, 0) } else { (9, 0) }
+}
 
 /// The identity of a GPU, by its position in PCI order.
 pub(crate) fn uuid(gpu: u32) -> String {

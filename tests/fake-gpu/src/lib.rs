@@ -22,6 +22,7 @@ mod exchange;
 mod exports;
 mod faults;
 mod gpu;
+mod graph;
 mod home;
 mod log;
 mod memory;

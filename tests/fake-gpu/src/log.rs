@@ -13,6 +13,7 @@ impl Subject {
     pub(crate) const P2P: Self = Self(0x4);
     pub(crate) const SHM: Self = Self(0x8);
     pub(crate) const NET: Self = Self(0x10);
+    pub(crate) const GRAPH: Self = Self(0x20);
     pub(crate) const TUNING: Self = Self(0x40);
     pub(crate) const ENV: Self = Self(0x80);
 

@@ -17,6 +17,7 @@ use crate::exchange::{Group, MOST_RANKS};
 use crate::exports::{exports, put};
 use crate::faults::{self, Faults, Hold, Moment, scenario};
 use crate::gpu;
+use crate::graph;
 use crate::home::home;
 use crate::log::Subject;
 use crate::plugin;
@@ -110,8 +111,15 @@ fn join(ranks: usize, id: UniqueId, rank: usize) -> Result<usize, i32> {
     };
     refuse_what_is_not_modelled(&read)?;
     let path = Path::between(scenario().transport, |name| read.text(name));
-    let tuning = Tuning::new(version, ranks as u32, path == Path::Direct, |name| read.text(name))
+    let graph = {
+        let mut engine = engine();
+        let file = read.text("NCCL_GRAPH_FILE");
+        graph::find(scenario(), file.as_deref(), ranks, gpu, &mut engine.nccl)
+    };
+    let graph = graph.map_err(|unusable| fail(nccl::SYSTEM, &unusable.0))?;
+    let mut tuning = Tuning::new(version, ranks as u32, path == Path::Direct, |name| read.text(name))
         .map_err(|unreadable| fail(nccl::INVALID_USAGE, &unreadable.0))?;
+    tuning.go_by(graph.channels, graph.is_fallback, read.number("NCCL_MIN_NCHANNELS").is_some());
     for objection in &tuning.objections {
         engine().nccl.note(Subject::ENV, objection);
     }
@@ -180,8 +188,8 @@ fn join(ranks: usize, id: UniqueId, rank: usize) -> Result<usize, i32> {
 
 /// Variables whose effect a test would wait for in vain.
 fn refuse_what_is_not_modelled(read: &Read) -> Result<(), i32> {
-    let files = ["NCCL_TOPO_FILE", "NCCL_GRAPH_FILE"].into_iter().find(|name| read.text(name).is_some());
-    let named = files.or((read.number("NCCL_COMM_BLOCKING") == Some(0)).then_some("NCCL_COMM_BLOCKING"));
+    let file = Some("NCCL_TOPO_FILE").filter(|name| read.text(name).is_some());
+    let named = file.or((read.number("NCCL_COMM_BLOCKING") == Some(0)).then_some("NCCL_COMM_BLOCKING"));
     match named {
         Some(name) => Err(fail(nccl::INTERNAL, &format!("the stand-in does not model {name}"))),
         None => Ok(()),
@@ -210,6 +218,16 @@ fn tell_shape(version: i32, tuning: &Tuning) {
         ),
     );
     engine.nccl.note(Subject::INIT, &shape);
+    // No search is made: these lines are there to be read.
+    let (path, bandwidth) = if tuning.is_direct() { ("NVL", 20.0) } else { ("SYS", 12.0) };
+    let found = channels.div_ceil(2);
+    for pattern in [4, 1] {
+        let line = format!(
+            "Pattern {pattern}, crossNic 0, nChannels {found}, bw {bandwidth:.6}/{bandwidth:.6}, type {path}/PIX, \
+             sameChannels 1"
+        );
+        engine.nccl.note(Subject::GRAPH, &line);
+    }
 }
 
 /// Connects ranks the first time, and tells which way the channels of an algorithm go.

@@ -156,8 +156,8 @@ exports! {
 
     fn nvmlDeviceGetCudaComputeCapability(device: *mut c_void, major: *mut c_int, minor: *mut c_int) {
         gpu_of(device)?;
-        put(major, gpu::CAPABILITY.0, nvml::INVALID_ARGUMENT)?;
-        put(minor, gpu::CAPABILITY.1, nvml::INVALID_ARGUMENT)
+        put(major, gpu::capability().0, nvml::INVALID_ARGUMENT)?;
+        put(minor, gpu::capability().1, nvml::INVALID_ARGUMENT)
     }
 
     fn nvmlDeviceGetCurrPcieLinkGeneration(device: *mut c_void, generation: *mut c_uint) {
@@ -182,6 +182,31 @@ exports! {
             return Err(nvml::NOT_SUPPORTED);
         }
         put_number(state, device, c_uint::from(link < 4))
+    }
+
+    /// Those links lead into switches without an address, as in a virtual machine.
+    fn nvmlDeviceGetNvLinkRemotePciInfo_v2(device: *mut c_void, _link: c_uint, pci: *mut PciInfo) {
+        gpu_of(device)?;
+        if scenario().transport == Transport::Shm {
+            return Err(nvml::NOT_SUPPORTED);
+        }
+        let information = PciInfo {
+            bus_id_legacy: characters("ffff:ff:ff.0"),
+            domain: 0xffff_ffff,
+            bus: 0xff,
+            device: 0xff,
+            pci_device_id: 0,
+            pci_subsystem_id: 0,
+            bus_id: characters("FFFFFFFF:FF:FF.0"),
+        };
+        put(pci, information, nvml::INVALID_ARGUMENT)
+    }
+
+    /// All supported, or "chipset not supported".
+    fn nvmlDeviceGetP2PStatus(one: *mut c_void, other: *mut c_void, _what: c_int, status: *mut c_int) {
+        gpu_of(one)?;
+        gpu_of(other)?;
+        put(status, c_int::from(scenario().transport == Transport::Shm), nvml::INVALID_ARGUMENT)
     }
 
     fn nvmlDeviceGetUtilizationRates(device: *mut c_void, rates: *mut Utilization) {

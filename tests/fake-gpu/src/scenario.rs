@@ -34,6 +34,9 @@ pub struct Scenario {
     pub noise: f64,
     /// How GPUs reach each other where NCCL's variables allow it.
     pub transport: Transport,
+    /// NCCL finds no ring here unless a graph file names one, and takes Simple from small messages on. The
+    /// GPUs are then of a kind that NCCL demands much of.
+    pub misjudged: bool,
     /// What the GPUs' UUIDs derive from; without it the scenario's folder. Two scenarios with one
     /// name share GPUs, as far as the tool's locks are concerned.
     pub machine: Option<String>,
@@ -50,6 +53,7 @@ impl Default for Scenario {
             memory_mib: 16 * 1024,
             noise: 0.01,
             transport: Transport::Shm,
+            misjudged: false,
             machine: None,
             fault: Vec::new(),
         }

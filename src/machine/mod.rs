@@ -1,5 +1,13 @@
 //! What a machine is, as far as a tuning run must know it. Types only: `discovery` fills them.
 
+mod topology;
+
+pub(crate) use topology::pci_number;
+pub use topology::{
+    Architecture, CpuNode, CpuVendor, GpuNode, Layout, MAX_GPUS, MAX_SWITCHES, NvLink, NvLinkEnd, PathKind, PciSwitch,
+    PcieLink, PeerAccess, Topology, TopologyError, Upstream,
+};
+
 use serde::{Deserialize, Serialize};
 
 /// The machine a run was made on, or the simulated one.

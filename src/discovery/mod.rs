@@ -1,4 +1,7 @@
-//! What is this machine? Asked through a probe process with a deadline.
+//! What is this machine? Asked through a probe process with a deadline, and read from what the kernel
+//! shows of its wiring.
+
+mod topology;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,6 +14,8 @@ use crate::file_lock;
 use crate::machine::{Gpu, LibrarySource, Machine, NcclLibrary};
 use crate::probe::{PROBE_ARGUMENT, ProbeReport, Question};
 use crate::process::{ChildEvent, ChildSpec, Group, Supervisor, SupervisorError};
+
+pub use topology::{Wiring, wiring_of};
 
 /// How long the driver may take to say what is there. A cold driver without persistence needs
 /// several seconds per GPU.
@@ -149,6 +154,7 @@ pub fn ask(
 ) -> Result<ProbeReport, DiscoveryError> {
     let (wait, doing) = match question {
         Question::Machine => (MACHINE_WAIT, "listing the GPUs"),
+        Question::Wiring => (MACHINE_WAIT, "asking how the GPUs are connected"),
         Question::Nccl(_) => (NCCL_WAIT, "loading NCCL"),
         Question::Answers(_) => (ANSWER_WAIT, "copying a page on every GPU"),
         // It answers when it is told to end.
