@@ -696,6 +696,7 @@ mod tests {
             points: vec![point],
             guard: Vec::new(),
             assumptions: Vec::new(),
+            ..Workload::default()
         };
         SearchContext {
             arms,

@@ -20,6 +20,41 @@ pub enum Engine {
     None,
 }
 
+/// A release of an engine, as far as its habits differ by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EngineVersion {
+    /// Major, minor and patch number; what follows them (`.post1`, `rc2`) is cut off.
+    pub numbers: [u32; 3],
+}
+
+impl EngineVersion {
+    /// Reads `0.10.1`, `v0.10`, `0.5.3.post1`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.trim();
+        let text = text.strip_prefix('v').unwrap_or(text);
+        if text.len() > 40 || !text.contains('.') {
+            return None;
+        }
+        let mut numbers = [0; 3];
+        for (index, (number, part)) in numbers.iter_mut().zip(text.split('.')).enumerate() {
+            let digits = part.len() - part.trim_start_matches(|letter: char| letter.is_ascii_digit()).len();
+            // The third part may end in letters (0.10.2rc1); the first two may not.
+            if digits == 0 || digits > 6 || (index < 2 && digits != part.len()) {
+                return None;
+            }
+            *number = part[..digits].parse().ok()?;
+        }
+        Some(Self { numbers })
+    }
+}
+
+impl std::fmt::Display for EngineVersion {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [major, minor, patch] = self.numbers;
+        write!(formatter, "{major}.{minor}.{patch}")
+    }
+}
+
 /// A variable that an engine sets in the processes that call NCCL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineVariable {
@@ -150,6 +185,21 @@ const SGLANG_VARIABLES: &[EngineVariable] = &[
     EngineVariable { name: "CUDA_DEVICE_MAX_CONNECTIONS", value: "8", overridable: false },
 ];
 
+/// What vLLM set up to 0.9.0, whatever was there; from a start on, unless the machine has IMEX
+/// channels (multi-node NVLink), which is not modelled. Source: vllm-project/vllm, pull requests 5091
+/// and 19105, and a start of 0.9.1 that is quoted in issue 20862.
+const VLLM_FIRM_VARIABLES: &[EngineVariable] =
+    &[EngineVariable { name: "NCCL_CUMEM_ENABLE", value: "0", overridable: false }];
+
+/// The same from 0.9.1 to 0.10.1: a value that is set stays. Removed by vllm-project/vllm, pull request
+/// 24141, in September 2025, after 0.10.1.
+const VLLM_SOFT_VARIABLES: &[EngineVariable] =
+    &[EngineVariable { name: "NCCL_CUMEM_ENABLE", value: "0", overridable: true }];
+
+/// The first release of vLLM that keeps what the user set, and the first that sets nothing.
+const VLLM_KEEPS: EngineVersion = EngineVersion { numbers: [0, 9, 1] };
+const VLLM_SETS_NOTHING: EngineVersion = EngineVersion { numbers: [0, 10, 2] };
+
 impl Engine {
     /// NCCL communicators over all ranks of a tensor-parallel group that a server has open while it
     /// serves. SGLang's captured graphs use one (pynccl), its eager passes another (torch.distributed);
@@ -193,14 +243,39 @@ impl Engine {
     }
 
     /// The NCCL and CUDA variables it sets itself in its workers. A measurement without them would
-    /// be of a different NCCL than the server runs.
+    /// be of a different NCCL than the server runs. `version` is its release, where that is known; a
+    /// recent one is taken otherwise.
     ///
     /// vLLM sets none in the version read (vllm-project/vllm, vllm/env_override.py, read in a
-    /// snapshot, not run); releases before September 2025 set `NCCL_CUMEM_ENABLE=0`.
-    pub const fn variables(self) -> &'static [EngineVariable] {
-        match self {
-            Self::Sglang => SGLANG_VARIABLES,
-            Self::Vllm | Self::Torch | Self::None => &[],
+    /// snapshot, not run), and older releases did. PyTorch sets none of NCCL's; SGLang's were read in
+    /// one version only.
+    pub fn variables(self, version: Option<EngineVersion>) -> &'static [EngineVariable] {
+        match (self, version) {
+            (Self::Sglang, _) => SGLANG_VARIABLES,
+            (Self::Vllm, Some(version)) if version < VLLM_KEEPS => VLLM_FIRM_VARIABLES,
+            (Self::Vllm, Some(version)) if version < VLLM_SETS_NOTHING => VLLM_SOFT_VARIABLES,
+            (Self::Vllm | Self::Torch | Self::None, _) => &[],
+        }
+    }
+
+    /// What could make its variables differ from [`Engine::variables`], in a sentence; none where
+    /// nothing is known to.
+    pub fn variables_caveat(self, version: Option<EngineVersion>) -> Option<String> {
+        match (self, version) {
+            (Self::Sglang, version) => Some(format!(
+                "SGLang's own variables are those of {}: started with --enable-symm-mem or --enable-nccl-nvls it sets \
+                 NCCL_CUMEM_ENABLE or NCCL_NVLS_ENABLE to 1 itself, whatever was set",
+                match version {
+                    Some(version) => format!("the one version that was read, taken to hold for {version}"),
+                    None => "the one version that was read".to_owned(),
+                }
+            )),
+            (Self::Vllm, None) => Some(
+                "vLLM is taken to set no NCCL variable, as recent releases do; up to 0.10.1 it set NCCL_CUMEM_ENABLE=0 \
+                 (--engine-version says which release yours is)"
+                    .to_owned(),
+            ),
+            (Self::Vllm | Self::Torch | Self::None, _) => None,
         }
     }
 
@@ -416,14 +491,35 @@ mod tests {
 
     #[test]
     fn sglang_leaves_nccl_variables_to_the_user_and_takes_the_cuda_one() {
-        let fixed: Vec<&str> = Engine::Sglang
-            .variables()
-            .iter()
-            .filter(|variable| !variable.overridable)
-            .map(|variable| variable.name)
-            .collect();
-        assert_eq!(fixed, ["CUDA_DEVICE_MAX_CONNECTIONS"]);
-        assert!(Engine::Vllm.variables().is_empty());
+        let fixed = |engine: Engine, version: Option<&str>| -> Vec<(&str, bool)> {
+            let version = version.map(|version| EngineVersion::parse(version).expect("a version"));
+            engine.variables(version).iter().map(|variable| (variable.name, variable.overridable)).collect()
+        };
+        assert_eq!(
+            fixed(Engine::Sglang, None),
+            [("NCCL_CUMEM_ENABLE", true), ("NCCL_NVLS_ENABLE", true), ("CUDA_DEVICE_MAX_CONNECTIONS", false)]
+        );
+        for silent in [Engine::Vllm, Engine::Torch, Engine::None] {
+            assert!(fixed(silent, None).is_empty());
+        }
+        // vLLM by release.
+        assert_eq!(fixed(Engine::Vllm, Some("0.8.5.post1")), [("NCCL_CUMEM_ENABLE", false)]);
+        assert_eq!(fixed(Engine::Vllm, Some("0.10.1")), [("NCCL_CUMEM_ENABLE", true)]);
+        assert!(fixed(Engine::Vllm, Some("0.11")).is_empty());
+        assert!(fixed(Engine::Torch, Some("0.1.0")).is_empty());
+    }
+
+    #[test]
+    fn releases_are_read_as_people_write_them() {
+        let of = |text: &str| EngineVersion::parse(text).map(|version| version.numbers);
+        assert_eq!(of("0.10.1"), Some([0, 10, 1]));
+        assert_eq!(of(" v0.5.3.post1 "), Some([0, 5, 3]));
+        assert_eq!(of("0.11.0rc2"), Some([0, 11, 0]));
+        assert_eq!(of("0.9"), Some([0, 9, 0]));
+        assert!(EngineVersion::parse("0.9.2") < EngineVersion::parse("0.10.0"));
+        for wrong in ["", "latest", "1", "0..1", "0.9x.1", "1234567.0.0", "-1.0"] {
+            assert_eq!(of(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

@@ -17,6 +17,12 @@ pub enum Dialect {
     EnvFile,
     /// `export KEY='VALUE'`, for `.` in a POSIX shell.
     Shell,
+    /// `KEY=VALUE` for docker alone, which takes everything behind the first `=` as it stands.
+    Docker,
+    /// `Environment="KEY=VALUE"` below `[Service]`, for a drop-in of a systemd unit.
+    SystemdUnit,
+    /// `unset -v KEY`, for `.` in a POSIX shell: takes variables back.
+    Unset,
 }
 
 impl Dialect {
@@ -24,7 +30,9 @@ impl Dialect {
     pub const fn name(self) -> &'static str {
         match self {
             Self::EnvFile => "an env file",
-            Self::Shell => "a shell file",
+            Self::Shell | Self::Unset => "a shell file",
+            Self::Docker => "docker's env file",
+            Self::SystemdUnit => "a systemd unit",
         }
     }
 }
@@ -120,12 +128,17 @@ pub fn write(dialect: Dialect, lines: &[EnvLine]) -> Result<String, EnvWriteErro
             }
             EnvLine::Variable { name, value } => {
                 check_variable(dialect, name, value)?;
+                if names.is_empty() && dialect == Dialect::SystemdUnit {
+                    text.push_str("[Service]\n");
+                }
                 if !names.insert(name.as_str()) {
                     return Err(EnvWriteError::Duplicate { name: name.clone() });
                 }
                 match dialect {
-                    Dialect::EnvFile => format!("{name}={value}"),
+                    Dialect::EnvFile | Dialect::Docker => format!("{name}={value}"),
                     Dialect::Shell => format!("export {name}={}", shell_quoted(value)),
+                    Dialect::SystemdUnit => format!("Environment=\"{name}={}\"", systemd_escaped(value)),
+                    Dialect::Unset => format!("unset -v {name}"),
                 }
             }
         };
@@ -154,6 +167,12 @@ pub fn shell_quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
+/// A value between double quotes in a unit: backslashes and quotes are escaped, and `%`, which begins a
+/// specifier, is doubled. `$` stands for itself in `Environment=`.
+fn systemd_escaped(value: &str) -> String {
+    value.replace('\\', r"\\").replace('"', r#"\""#).replace('%', "%%")
+}
+
 /// Whether the text is a variable name that every consumer accepts.
 pub fn is_name(text: &str) -> bool {
     let mut bytes = text.bytes();
@@ -166,7 +185,10 @@ pub fn is_name(text: &str) -> bool {
 fn can_say(dialect: Dialect, character: char) -> bool {
     match dialect {
         Dialect::EnvFile => character.is_alphanumeric() || "_-.,:=/^+@%".contains(character),
-        Dialect::Shell => !matches!(character, '\n' | '\r' | '\0'),
+        Dialect::Shell | Dialect::Docker => !matches!(character, '\n' | '\r' | '\0'),
+        Dialect::SystemdUnit => !character.is_control(),
+        // The value is not written.
+        Dialect::Unset => true,
     }
 }
 
@@ -529,6 +551,103 @@ mod tests {
         assert!(read_env_file(&"\n".repeat(MAX_LINES)).is_ok());
         assert!(matches!(problem(&"A".repeat(MAX_LINE_BYTES + 1)), EnvProblem::LineTooLong { .. }));
         assert!(read_env_file(&"é".repeat(20_000)).unwrap_err().to_string().len() < 300);
+    }
+
+    /// What docker makes of a file: blanks before a line and lines that begin with `#` go, and whatever
+    /// stands behind the first `=` is the value.
+    fn read_as_docker(text: &str) -> Vec<(String, String)> {
+        text.lines()
+            .map(str::trim_start)
+            .filter(|line| !line.is_empty() && !line.starts_with('#'))
+            .filter_map(|line| line.split_once('='))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect()
+    }
+
+    /// What systemd makes of a unit's `Environment=` lines, after systemd.exec(5) and systemd.syntax(7):
+    /// words in double quotes with C escapes, then specifiers, of which only `%%` may occur here.
+    fn read_as_systemd_unit(text: &str) -> Vec<(String, String)> {
+        let mut variables = Vec::new();
+        let mut section = "";
+        for line in text.lines() {
+            assert!(!line.ends_with('\\'), "would join the next line: {line}");
+            if line.starts_with(['#', ';']) || line.is_empty() {
+                continue;
+            }
+            if line.starts_with('[') {
+                section = line;
+                continue;
+            }
+            assert_eq!(section, "[Service]");
+            let word = line.strip_prefix("Environment=\"").and_then(|rest| rest.strip_suffix('"')).unwrap();
+            let (mut value, mut characters) = (String::new(), word.chars());
+            while let Some(character) = characters.next() {
+                match character {
+                    '\\' => match characters.next() {
+                        Some(escaped @ ('\\' | '"')) => value.push(escaped),
+                        other => panic!("an escape {other:?} in {line}"),
+                    },
+                    '"' => panic!("the quotes end early in {line}"),
+                    '%' => {
+                        assert_eq!(characters.next(), Some('%'), "a specifier in {line}");
+                        value.push('%');
+                    }
+                    _ => value.push(character),
+                }
+            }
+            let (name, value) = value.split_once('=').unwrap();
+            variables.push((name.to_owned(), value.to_owned()));
+        }
+        variables
+    }
+
+    /// What systemd makes of an EnvironmentFile=, for values that an env file may say: no quotes, no
+    /// escapes, blanks around the value dropped.
+    fn read_as_environment_file(text: &str) -> Vec<(String, String)> {
+        text.lines()
+            .filter(|line| !line.starts_with(['#', ';']) && !line.trim().is_empty())
+            .filter_map(|line| line.split_once('='))
+            .map(|(name, value)| {
+                assert!(!value.contains(['"', '\'', '\\']), "systemd would unquote {value}");
+                (name.trim().to_owned(), value.trim().to_owned())
+            })
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn each_reader_sees_what_was_written_for_it(raw in proptest::collection::vec("\\PC{0,24}", 1..12)) {
+            for (dialect, read) in [
+                (Dialect::Docker, read_as_docker as fn(&str) -> Vec<(String, String)>),
+                (Dialect::SystemdUnit, read_as_systemd_unit),
+                (Dialect::EnvFile, read_as_environment_file),
+                (Dialect::EnvFile, read_as_docker),
+            ] {
+                let values: Vec<(String, String)> = (0..)
+                    .zip(&raw)
+                    .map(|(index, value): (usize, &String)| {
+                        let kept = value.chars().filter(|character| can_say(dialect, *character)).collect();
+                        (format!("NCCLTUNE_T{index}"), kept)
+                    })
+                    .collect();
+                let lines: Vec<EnvLine> = std::iter::once(comment("# $(exit 1) %n"))
+                    .chain(values.iter().map(|(name, value)| variable(name, value)))
+                    .collect();
+                prop_assert_eq!(read(&write(dialect, &lines).unwrap()), values);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_unset_is_what_was_set_and_nothing_else() {
+        let lines = [comment("what it is"), variable("NCCLTUNE_T1", "a 'b'"), variable("NCCLTUNE_T2", "2")];
+        let revert = write(Dialect::Unset, &lines).unwrap();
+        assert_eq!(revert, "# what it is\nunset -v NCCLTUNE_T1\nunset -v NCCLTUNE_T2\n");
+        let prelude = "export NCCLTUNE_T1=1 NCCLTUNE_T2=2 NCCLTUNE_T3=3;";
+        if let Some(environment) = sourced(prelude, &revert) {
+            let left: Vec<&String> = environment.keys().filter(|name| name.starts_with("NCCLTUNE_T")).collect();
+            assert_eq!(left, ["NCCLTUNE_T3"]);
+        }
     }
 
     #[test]

@@ -612,6 +612,7 @@ mod tests {
             points: vec![point(1024, 1, 0.5), point(1_048_576, 64, 0.5)],
             guard: Vec::new(),
             assumptions: Vec::new(),
+            ..Workload::default()
         }
     }
 

@@ -16,7 +16,7 @@ use crate::record::{Event, FORMAT, JournalLine};
 /// Name of the journal in a run directory.
 pub const JOURNAL_FILE: &str = "run.jsonl";
 /// Name of the lock file beside it.
-const LOCK_FILE: &str = "run.lock";
+pub const LOCK_FILE: &str = "run.lock";
 /// Longest line that is read.
 const LINE_BYTES: usize = 16 * 1024 * 1024;
 /// Seconds and microseconds beyond this are no measurement.

@@ -32,6 +32,7 @@ pub mod workload;
 // 3 tools
 pub mod journal;
 pub mod misjudged;
+pub mod nccl_tests;
 pub mod probe;
 pub mod process;
 pub mod quarantine;

@@ -18,8 +18,10 @@ use crate::record::{Arm, ArmId, FORMAT, RuleCondition, Space};
 use crate::units::nearest_name;
 
 /// Spaces that are compiled in, by name.
-const SPACES: [(&str, &str); 3] = [
+const SPACES: [(&str, &str); 5] = [
     ("pcie-decode", include_str!("../search-spaces/pcie-decode.toml")),
+    ("pcie-throughput", include_str!("../search-spaces/pcie-throughput.toml")),
+    ("nvlink", include_str!("../search-spaces/nvlink.toml")),
     ("host-memory", include_str!("../search-spaces/host-memory.toml")),
     ("baseline", include_str!("../search-spaces/baseline.toml")),
 ];
@@ -398,6 +400,12 @@ fn conflict(env: &BTreeMap<String, String>) -> Option<String> {
     })
 }
 
+/// The arm of a set of variables, named by what it sets; without variables the default.
+pub fn arm_of(env: BTreeMap<String, String>) -> Arm {
+    let name = if env.is_empty() { "default".to_owned() } else { grid_name(&env) };
+    arm(&name, env, BTreeMap::new())
+}
+
 /// An arm, named by what it sets and by what its files hold: their SHA-256 stands here, never a path, so
 /// that an arm is the same in a run directory that was moved.
 pub fn arm(name: &str, env: BTreeMap<String, String>, files: BTreeMap<FileKind, String>) -> Arm {
@@ -453,6 +461,19 @@ mod tests {
                 let arms = enumerate(&space, &BTreeMap::new(), version, &BTreeSet::new()).unwrap().arms;
                 assert!(arms[0].env.is_empty(), "the default comes first");
                 assert!(arms.iter().map(|arm| &arm.id).all_unique());
+            }
+        }
+    }
+
+    #[test]
+    fn no_arm_asks_for_multicast_and_spaces_stay_small() {
+        for name in names() {
+            let space = parse(named(name).unwrap(), name).unwrap();
+            let arms = enumerate(&space, &BTreeMap::new(), NEW, &BTreeSet::new()).unwrap().arms;
+            assert!(arms.len() <= 80, "{name}: {} arms", arms.len());
+            for arm in &arms {
+                let asks = arm.env.iter().any(|(variable, value)| variable.contains("NVLS") || value.contains("NVLS"));
+                assert!(!asks, "{name}: {}", arm.name);
             }
         }
     }

@@ -2,16 +2,17 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 use crate::collective::Collective;
 use crate::emit::EmitAs;
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineVersion};
 use crate::flow::RepairGraph;
 use crate::machine::NcclVersion;
 use crate::nccl_model;
 use crate::record::Profile;
-use crate::report::Format;
+use crate::report::{Format, ReportFormat};
 use crate::units::{format_size, nearest_name, parse_fraction, parse_size};
 
 /// From a model's config and this machine to the NCCL settings its inference server should start
@@ -68,6 +69,14 @@ pub(super) enum Command {
     Explain(ExplainArgs),
     /// Print a run's answer in a deployable form.
     Emit(EmitArgs),
+    /// Tell a run: as text, Markdown, CSV, JSON, or one page with pictures.
+    Report(ReportArgs),
+    /// Make a run of what nccl-tests printed.
+    Import(ImportArgs),
+    /// Print what a shell needs to complete commands and flags.
+    Completions(CompletionsArgs),
+    /// Print a manual page.
+    Man(ManArgs),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -131,8 +140,8 @@ pub(super) enum StrategyArg {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Workload")]
 pub(super) struct WorkloadArgs {
-    /// Preset (kimi-k2.5, llama-3.1-70b, bench) or a config.json [default: kimi-k2.5].
-    #[arg(long, value_name = "FILE|PRESET", env = "NCCLTUNE_MODEL")]
+    /// A config.json, its folder, or a preset.
+    #[arg(long, value_name = "FILE|PRESET", env = "NCCLTUNE_MODEL", help = model_help())]
     pub(super) model: Option<String>,
 
     /// Engine whose padding, prefill chunk and own variables apply [default: sglang].
@@ -160,13 +169,55 @@ pub(super) struct WorkloadArgs {
     #[arg(long)]
     pub(super) assume_decoder: bool,
 
+    /// Release of the engine, where what it sets itself differs: 0.10.1 [default: a recent one].
+    #[arg(long, value_name = "VERSION", value_parser = parse_engine_version)]
+    pub(super) engine_version: Option<EngineVersion>,
+
+    /// Config of the draft model, whose passes then count too; mtp for the target's own next-token layers.
+    #[arg(long, value_name = "FILE|mtp")]
+    pub(super) draft_model: Option<String>,
+
+    /// Tokens the draft proposes one after the other: SGLang's speculative_num_steps, vLLM's
+    /// num_speculative_tokens [default: one less than --verify-tokens].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..1024))]
+    pub(super) draft_steps: Option<u32>,
+
+    /// Branches the draft follows in each step: SGLang's speculative_eagle_topk [default: 1, a chain].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(super) draft_topk: Option<u32>,
+
+    /// Each GPU attends to sequences of its own: SGLang's enable_dp_attention with dp_size = tp_size.
+    #[arg(long)]
+    pub(super) dp_attention: bool,
+
+    /// Each GPU holds whole experts, without an all-to-all backend.
+    #[arg(long)]
+    pub(super) ep: bool,
+
+    /// Pipeline stages, each of --tp GPUs [default: 1].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(super) pp: Option<u32>,
+
+    /// Points from one step of a running server: its log with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=COLL.
+    /// With --model, what disagrees is said and prefill is guarded.
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = [
+            "sizes", "batch", "verify_tokens", "draft_model", "draft_steps", "draft_topk", "dp_attention", "ep", "pp"
+        ]
+    )]
+    pub(super) from_log: Option<PathBuf>,
+
     /// Measure these message sizes instead of a model's: 4K,64K,1M.
     #[arg(
         long,
         value_name = "LIST",
         value_delimiter = ',',
         value_parser = parse_size_argument,
-        conflicts_with_all = ["model", "batch", "verify_tokens", "chunk"]
+        conflicts_with_all = [
+            "model", "batch", "verify_tokens", "chunk", "draft_model", "draft_steps", "draft_topk", "dp_attention", "ep", "pp"
+        ]
     )]
     pub(super) sizes: Vec<u64>,
 }
@@ -332,7 +383,14 @@ pub(super) enum TrialKind {
 #[derive(Debug, Clone, Args)]
 pub(super) struct TrialArgs {
     /// Run whose finalists are tried; without it the default alone is.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "engine", "tp", "batch", "verify_tokens", "chunk", "out"])]
+    #[arg(
+        long,
+        value_name = "DIR",
+        conflicts_with_all = [
+            "model", "engine", "engine_version", "tp", "batch", "verify_tokens", "chunk", "draft_model", "draft_steps",
+            "draft_topk", "dp_attention", "ep", "pp", "from_log", "out"
+        ]
+    )]
     pub(super) run: Option<PathBuf>,
 
     /// What kind of trial.
@@ -376,7 +434,8 @@ pub(super) struct FormatArg {
         long = "format",
         value_name = "text|json|csv|markdown",
         default_value = "text",
-        value_parser = parse_format,
+        value_parser = PossibleValuesParser::new(Format::ALL.map(Format::name)).try_map(|text| text.parse::<Format>()),
+        hide_possible_values = true,
         help_heading = "Output"
     )]
     pub(super) format: Format,
@@ -463,13 +522,135 @@ pub(super) struct EmitArgs {
     #[arg(long, value_name = "DIR")]
     pub(super) run: PathBuf,
 
-    /// Form: env (docker, systemd, compose) or shell.
-    #[arg(long = "as", value_name = "env|shell", default_value = "env", value_parser = parse_emit_as)]
+    /// Form: env (docker, systemd, compose), shell, docker alone, a systemd drop-in, or what takes the
+    /// variables back.
+    #[arg(
+        long = "as",
+        value_name = "FORM",
+        default_value = "env",
+        value_parser = PossibleValuesParser::new(EmitAs::ALL.map(EmitAs::name)).try_map(|text| parse_emit_as(&text))
+    )]
     pub(super) emit_as: EmitAs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct ReportArgs {
+    /// Run directory.
+    #[arg(value_name = "DIR", required_unless_present = "run", value_hint = ValueHint::DirPath)]
+    pub(super) directory: Option<PathBuf>,
+
+    /// Run directory, as other commands name it.
+    #[arg(long, value_name = "DIR", conflicts_with = "directory", value_hint = ValueHint::DirPath)]
+    pub(super) run: Option<PathBuf>,
+
+    /// Form of the report; html is one page that needs no network.
+    #[arg(
+        long = "format",
+        value_name = "FORMAT",
+        default_value = "text",
+        value_parser = PossibleValuesParser::new(ReportFormat::ALL.map(ReportFormat::name))
+            .try_map(|text| text.parse::<ReportFormat>()),
+        help_heading = "Output"
+    )]
+    pub(super) format: ReportFormat,
+
+    /// Write it into this file instead of standard output.
+    #[arg(long, value_name = "FILE", help_heading = "Output", value_hint = ValueHint::FilePath)]
+    pub(super) out: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum PlacementArg {
+    /// Send and receive buffer are one, as this tool measures.
+    InPlace,
+    /// They are two.
+    OutOfPlace,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct ImportArgs {
+    /// Outputs of nccl-tests, as text or JSON (-J): each is one launch of one arm.
+    #[arg(value_name = "FILE", required = true, value_hint = ValueHint::FilePath)]
+    pub(super) files: Vec<PathBuf>,
+
+    /// Run directory: a new one, or an imported run that these launches join.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(super) out: PathBuf,
+
+    /// A variable that the arm set beside the default; repeatable. Without any it is the default.
+    #[arg(long = "env", value_name = "NAME=VALUE")]
+    pub(super) env: Vec<String>,
+
+    /// A variable that was set in every launch of the run, the default's too; repeatable.
+    #[arg(long = "pin", value_name = "NAME=VALUE")]
+    pub(super) pins: Vec<String>,
+
+    /// Ranks of an operation, where the output does not say.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=100_000))]
+    pub(super) ranks: Option<u32>,
+
+    /// The collective, where the output does not say.
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_parser = PossibleValuesParser::new(COLLECTIVES.map(Collective::name)).map(|text| collective(&text))
+    )]
+    pub(super) collective: Option<Collective>,
+
+    /// Which of the two times counts [default: in-place, where every row has it].
+    #[arg(long, value_enum)]
+    pub(super) placement: Option<PlacementArg>,
+
+    /// What the machine is called in the run [default: what the list of devices says].
+    #[arg(long, value_name = "TEXT")]
+    pub(super) machine_name: Option<String>,
+
+    #[command(flatten)]
+    pub(super) format: FormatArg,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct CompletionsArgs {
+    /// The shell.
+    #[arg(value_enum)]
+    pub(super) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct ManArgs {
+    /// Command whose page is printed [default: that of nccltune itself].
+    pub(super) command: Option<String>,
+
+    /// Write every page into this folder instead: nccltune.1, nccltune-tune.1 and so on.
+    #[arg(long, value_name = "DIR", conflicts_with = "command", value_hint = ValueHint::DirPath)]
+    pub(super) out: Option<PathBuf>,
+}
+
+const COLLECTIVES: [Collective; 6] = [
+    Collective::AllReduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::Broadcast,
+    Collective::Reduce,
+    Collective::SendRecv,
+];
+
+/// The parser has checked the name.
+fn collective(name: &str) -> Collective {
+    COLLECTIVES.into_iter().find(|known| known.name() == name).unwrap_or(Collective::AllReduce)
 }
 
 fn parse_engine(text: &str) -> Result<Engine, String> {
     Engine::parse(text).ok_or_else(|| "one of sglang, vllm, torch, none".to_owned())
+}
+
+fn parse_engine_version(text: &str) -> Result<EngineVersion, String> {
+    EngineVersion::parse(text).ok_or_else(|| "a release such as 0.10.1".to_owned())
+}
+
+fn model_help() -> String {
+    let presets: Vec<&str> = crate::workload::preset_names().collect();
+    format!("A config.json, its folder, or a preset [default: kimi-k2.5]; presets: {}", presets.join(", "))
 }
 
 fn parse_size_argument(text: &str) -> Result<u64, String> {
@@ -520,10 +701,6 @@ fn parse_memory(text: &str) -> Result<u64, String> {
 
 fn parse_share(text: &str) -> Result<f64, String> {
     parse_fraction(text).map_err(|error| error.to_string())
-}
-
-fn parse_format(text: &str) -> Result<Format, String> {
-    text.parse::<Format>().map_err(|error| error.to_string())
 }
 
 fn parse_emit_as(text: &str) -> Result<EmitAs, String> {

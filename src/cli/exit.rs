@@ -4,10 +4,12 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::CommandFactory as _;
+
 use super::args::ProfileArg;
 use super::args::{
-    BackendArg, Cli, Command, DoctorArgs, EmitArgs, ExplainArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs,
-    WorkloadCommandArgs,
+    BackendArg, Cli, Command, CompletionsArgs, DoctorArgs, EmitArgs, ExplainArgs, ImportArgs, ManArgs, PlacementArg,
+    ReportArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs, WorkloadCommandArgs,
 };
 use super::environment;
 use super::printer::Printer;
@@ -17,11 +19,18 @@ use crate::flow::BackendChoice;
 use crate::flow::doctor::{DoctorRequest, doctor};
 use crate::flow::emit::emit;
 use crate::flow::explain::{ExplainRequest, explain};
+use crate::flow::import::{ImportRequest, Imported, import, next_step, rows};
+use crate::flow::report::report;
 use crate::flow::tune::{Plan, TuneEnd, TuneRequest, tune};
 use crate::flow::workload::{WorkloadWish, workload};
+use crate::flow::write_file;
+use crate::nccl_tests::Placement;
 use crate::record::VerdictKind;
-use crate::report::{Format, checks_table, explanation, files_text, points_table, to_json, verdict};
+use crate::report::{
+    Format, Run, checks_table, explanation, files_text, import_document, points_table, summary_csv, to_json, verdict,
+};
 use crate::units::{format_seconds, group_thousands};
+use crate::workload::Layout;
 
 /// Runs a command.
 pub(super) fn run(cli: &Cli, arguments: Vec<String>) -> ExitCode {
@@ -33,6 +42,10 @@ pub(super) fn run(cli: &Cli, arguments: Vec<String>) -> ExitCode {
         Command::Workload(args) => run_workload(args),
         Command::Explain(args) => run_explain(args),
         Command::Emit(args) => run_emit(args),
+        Command::Report(args) => run_report(args, &printer),
+        Command::Import(args) => run_import(args, arguments),
+        Command::Completions(args) => run_completions(args),
+        Command::Man(args) => run_man(args, &printer),
     };
     match result {
         Ok(status) => ExitCode::from(status),
@@ -171,6 +184,16 @@ fn wish(args: &WorkloadArgs) -> WorkloadWish {
         verify_tokens: args.verify_tokens,
         chunk: args.chunk,
         assume_decoder: args.assume_decoder,
+        engine_version: args.engine_version,
+        draft_model: args.draft_model.clone(),
+        draft_steps: args.draft_steps,
+        draft_topk: args.draft_topk,
+        layout: Layout {
+            attention_data_parallel: args.dp_attention,
+            expert_parallel: args.ep,
+            pipeline_stages: args.pp.unwrap_or(1),
+        },
+        from_log: args.from_log.clone(),
         sizes: (!args.sizes.is_empty()).then(|| args.sizes.clone()),
     }
 }
@@ -295,5 +318,113 @@ fn run_explain(args: &ExplainArgs) -> Result<u8, Failure> {
 
 fn run_emit(args: &EmitArgs) -> Result<u8, Failure> {
     print(&emit(&args.run, args.emit_as)?)?;
+    Ok(0)
+}
+
+fn run_report(args: &ReportArgs, printer: &Printer) -> Result<u8, Failure> {
+    let Some(run) = args.directory.as_ref().or(args.run.as_ref()) else {
+        return Err(Failure::new(ErrorKind::Usage, "name a run directory"));
+    };
+    let width = if args.out.is_some() { None } else { Printer::width() };
+    let text = report(run, args.format, width)?;
+    match &args.out {
+        Some(path) => {
+            write_file(path, &text)?;
+            printer.notice(&format!("written to {}", path.display()));
+        }
+        None => print(&text)?,
+    }
+    Ok(0)
+}
+
+fn run_import(args: &ImportArgs, arguments: Vec<String>) -> Result<u8, Failure> {
+    let request = ImportRequest {
+        out: args.out.clone(),
+        files: args.files.clone(),
+        env: args.env.clone(),
+        pins: args.pins.clone(),
+        ranks: args.ranks,
+        collective: args.collective,
+        placement: args.placement.map(|placement| match placement {
+            PlacementArg::InPlace => Placement::InPlace,
+            PlacementArg::OutOfPlace => Placement::OutOfPlace,
+        }),
+        machine_name: args.machine_name.clone(),
+        arguments,
+    };
+    let imported = import(&request)?;
+    print(&import_text(&imported, args)?)?;
+    Ok(0)
+}
+
+fn import_text(imported: &Imported, args: &ImportArgs) -> Result<String, Failure> {
+    let Imported { manifest, evidence, arm, remarks } = imported;
+    let next = next_step(imported, &args.out);
+    let count = args.files.len() as u32;
+    let added = format!(
+        "{count} {} of {} imported into {}",
+        crate::wording::plural(count, "launch", "launches"),
+        arm.name,
+        args.out.display()
+    );
+    let run = Run { manifest, choice: None, evidence, lines: &[] };
+    let width = Printer::width();
+    Ok(match args.format.format {
+        Format::Text => import_document(&run, &added, &next, remarks, width, false),
+        Format::Markdown => import_document(&run, &added, &next, remarks, None, true),
+        Format::Csv => summary_csv(&rows(imported)),
+        Format::Json => to_json(&serde_json::json!({
+            "labels": manifest.labels.words(),
+            "run": args.out.display().to_string(),
+            "arm": arm,
+            "arms": manifest.arms,
+            "files": manifest.imported_files,
+            "points": manifest.workload.points,
+            "remarks": remarks,
+            "next": next,
+        }))?,
+    })
+}
+
+fn run_completions(args: &CompletionsArgs) -> Result<u8, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "nccltune", &mut script);
+    print(&String::from_utf8_lossy(&script))?;
+    Ok(0)
+}
+
+fn run_man(args: &ManArgs, printer: &Printer) -> Result<u8, Failure> {
+    let mut program = Cli::command();
+    program.build();
+    let unwritable = |error: std::io::Error| Failure::new(ErrorKind::Unexpected, error);
+    let page = |command: &clap::Command| -> Result<String, Failure> {
+        let mut page = Vec::new();
+        let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
+        clap_mangen::Man::new(command.clone()).title(name).render(&mut page).map_err(unwritable)?;
+        Ok(String::from_utf8_lossy(&page).into_owned())
+    };
+    let commands: Vec<&clap::Command> =
+        program.get_subcommands().filter(|command| command.get_name() != "help").collect();
+    if let Some(folder) = &args.out {
+        fs_err::create_dir_all(folder).map_err(|error| Failure::new(ErrorKind::Usage, error))?;
+        write_file(&folder.join("nccltune.1"), &page(&program)?)?;
+        for command in &commands {
+            write_file(&folder.join(format!("nccltune-{}.1", command.get_name())), &page(command)?)?;
+        }
+        printer.notice(&format!("{} pages written to {}", commands.len() + 1, folder.display()));
+        return Ok(0);
+    }
+    let text = match &args.command {
+        None => page(&program)?,
+        Some(name) => {
+            let Some(command) = commands.iter().find(|command| command.get_name() == name) else {
+                let names: Vec<&str> = commands.iter().map(|command| command.get_name()).collect();
+                return Err(Failure::new(ErrorKind::Usage, format!("there is no command {name:?}"))
+                    .with_hint(format!("one of {}", names.join(", "))));
+            };
+            page(command)?
+        }
+    };
+    print(&text)?;
     Ok(0)
 }

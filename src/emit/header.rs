@@ -55,7 +55,7 @@ pub(super) fn lines(choice: &Choice, manifest: &Manifest, directory: &Path, form
     for condition in wording::conditions(choice, manifest) {
         let Condition { variable, value, origin } = &condition;
         let below = if *origin == Some(Origin::Pin) && !empty { ", set below" } else { "" };
-        let who = condition.origin_words(&workload.engine);
+        let who = condition.origin_words(&wording::engine(workload));
         lines.push(format!("{HOLDS}{variable}={value} ({who}{below})"));
     }
     if choice.verdict == VerdictKind::Adopt {
@@ -116,7 +116,7 @@ pub fn read_header(text: &str) -> Header {
             // The value may hold blanks in the shell form; the remark behind it is in parentheses.
             let assignment = condition.rsplit_once(" (").map_or(condition, |(assignment, _)| assignment);
             header.conditions.push(assignment.to_owned());
-        } else if let Some(word) = ["SIMULATED", "REPLAYED", "HOST-MEMORY"]
+        } else if let Some(word) = ["SIMULATED", "REPLAYED", "IMPORTED", "HOST-MEMORY"]
             .into_iter()
             .find(|word| line.strip_prefix(word).is_some_and(|rest| rest.is_empty() || rest.starts_with(':')))
         {

@@ -23,17 +23,28 @@ pub enum EmitAs {
     Env,
     /// tuned.sh.
     Shell,
+    /// For docker alone, which can say what other readers cannot.
+    Docker,
+    /// A drop-in of a systemd unit.
+    Systemd,
+    /// A shell snippet that takes the variables back.
+    Revert,
 }
 
 impl EmitAs {
     /// All forms.
-    pub const ALL: [Self; 2] = [Self::Env, Self::Shell];
+    pub const ALL: [Self; 5] = [Self::Env, Self::Shell, Self::Docker, Self::Systemd, Self::Revert];
+    /// Those that a run directory holds.
+    pub const KEPT: [Self; 2] = [Self::Env, Self::Shell];
 
     /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Env => "env",
             Self::Shell => "shell",
+            Self::Docker => "docker",
+            Self::Systemd => "systemd",
+            Self::Revert => "revert",
         }
     }
 
@@ -42,6 +53,9 @@ impl EmitAs {
         match self {
             Self::Env => "tuned.env",
             Self::Shell => "tuned.sh",
+            Self::Docker => "tuned.docker.env",
+            Self::Systemd => "nccltune.conf",
+            Self::Revert => "revert.sh",
         }
     }
 
@@ -49,6 +63,9 @@ impl EmitAs {
         match self {
             Self::Env => Dialect::EnvFile,
             Self::Shell => Dialect::Shell,
+            Self::Docker => Dialect::Docker,
+            Self::Systemd => Dialect::SystemdUnit,
+            Self::Revert => Dialect::Unset,
         }
     }
 
@@ -60,6 +77,18 @@ impl EmitAs {
             Self::Shell => {
                 "For `. ./tuned.sh` in a POSIX shell before the server starts; docker, systemd and compose read \
                  tuned.env instead."
+            }
+            Self::Docker => {
+                "For docker run --env-file alone: values stand as they are, without quotes, and other readers of env \
+                 files take some of them otherwise."
+            }
+            Self::Systemd => {
+                "For systemd: save as /etc/systemd/system/NAME.service.d/nccltune.conf, then systemctl daemon-reload \
+                 and restart NAME."
+            }
+            Self::Revert => {
+                "For `. ./revert.sh` in a POSIX shell: unsets what tuned.sh sets, and nothing else. With docker, \
+                 compose and systemd, leave the file out."
             }
         }
     }
@@ -144,7 +173,7 @@ impl Classified for EmitError {
             Self::Path { dialect, .. } => {
                 let other = match dialect {
                     Dialect::EnvFile => ", or take the shell form, which quotes it",
-                    Dialect::Shell => "",
+                    Dialect::Docker | Dialect::Shell | Dialect::SystemdUnit | Dialect::Unset => "",
                 };
                 Some(format!("move the run directory to a path without it and run `nccltune emit` there{other}"))
             }
@@ -176,8 +205,10 @@ pub fn render(
     let lonely = |answer: &Answer| answer.table.is_none() && answer.server_args.is_empty();
     let alone = variables.iter().filter(|variable| !variable.pinned).count() == 1 && held(choice).all(lonely);
     for variable in variables {
-        lines.push(comment(""));
-        lines.push(comment(&explanation(choice, &variable, alone, effect_of)));
+        if form != EmitAs::Revert {
+            lines.push(comment(""));
+            lines.push(comment(&explanation(choice, &variable, alone, effect_of)));
+        }
         lines.push(EnvLine::Variable { name: variable.name, value: variable.value });
     }
     Ok(env_syntax::write(form.dialect(), &lines)?)
@@ -393,6 +424,21 @@ mod tests {
         let text = tuned_sh(&fixtures::undecided(), &fixtures::manifest(), &effects).unwrap();
         assert!(text.lines().all(|line| line.starts_with('#')));
         insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn every_form_sets_or_unsets_the_same_variables() {
+        let (choice, manifest) = fixtures::host_memory(fixtures::adopt());
+        let names: Vec<String> =
+            values(&tuned_env(&choice, &manifest, &effects).unwrap()).into_iter().map(|(name, _)| name).collect();
+        for form in EmitAs::ALL {
+            let text = render(&choice, &manifest, Path::new(RUN), form, &effects).unwrap();
+            let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#') && *line != "[Service]").collect();
+            assert_eq!(lines.len(), names.len(), "{form:?}:\n{text}");
+            assert!(lines.iter().zip(&names).all(|(line, name)| line.contains(name)), "{form:?}:\n{text}");
+        }
+        insta::assert_snapshot!("systemd", render(&choice, &manifest, Path::new(RUN), EmitAs::Systemd, &effects).unwrap());
+        insta::assert_snapshot!("revert", render(&choice, &manifest, Path::new(RUN), EmitAs::Revert, &effects).unwrap());
     }
 
     #[test]

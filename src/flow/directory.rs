@@ -14,6 +14,7 @@ use crate::record::FORMAT;
 pub(super) const MANIFEST_FILE: &str = "manifest.json";
 pub(super) const CHOICE_FILE: &str = "choice.json";
 pub(super) const SUMMARY_FILE: &str = "summary.csv";
+pub(super) const REPORT_FILE: &str = "report.html";
 pub(super) const LOGS_FOLDER: &str = "logs";
 /// The simulated machine of a run that was made on one from a file.
 pub(super) const MACHINE_FILE: &str = "machine.toml";
@@ -95,6 +96,20 @@ fn write_for(directory: &Path, name: &str, text: &str, mode: u32) -> Result<(), 
     file.as_file().set_permissions(readable).map_err(failed)?;
     file.persist(&target).map_err(|error| failed(error.error))?;
     Ok(())
+}
+
+/// Writes a file anywhere, whole or not at all.
+pub fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
+    let usage = |text: String| Failure::new(ErrorKind::Usage, text);
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+        return Err(usage(format!("{} names no file", path.display())));
+    };
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    // Nothing of a run is at stake here: a place that cannot be written is the user's to change.
+    write(folder, name, text).map_err(|failure| usage(failure.to_string()))
 }
 
 /// Reads a JSON record of a run directory.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineVersion};
 use crate::error_kind::{Classified, ErrorKind};
 use crate::knob::{self, Severity};
 use crate::machine::NcclVersion;
@@ -54,6 +54,22 @@ pub enum PinError {
         message: String,
         /// What to write instead.
         suggestion: Option<String>,
+    },
+    /// A pin that could not hold in the server.
+    #[error(
+        "--pin {name}={value}: {} sets {name} to {theirs} whatever was set, so no server would run as measured; leave the \
+         pin out, or measure for no engine with --engine none",
+        engine.title()
+    )]
+    Overruled {
+        /// The variable.
+        name: String,
+        /// The pinned value.
+        value: String,
+        /// Who overrules it.
+        engine: Engine,
+        /// With what.
+        theirs: &'static str,
     },
     /// One variable, two values.
     #[error("--pin {name} is given as {first:?} and as {second:?}")]
@@ -137,32 +153,86 @@ pub(super) fn inherited(environment: &BTreeMap<String, String>) -> Vec<Pin> {
         .collect()
 }
 
+/// What holds in every arm, and what was settled on the way.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    pub(super) pins: Vec<Pin>,
+    /// Which of two values holds where several places set one, in words.
+    pub(super) notices: Vec<String>,
+}
+
 /// Variables that hold in every arm, by precedence: pins, then what was inherited, then what the
-/// engine sets itself (an engine's unconditional variable wins over all), then configuration files,
-/// which NCCL reads for variables that are not set.
-pub(super) fn merge(explicit: Vec<Pin>, inherited: Vec<Pin>, engine: Engine, conf: Vec<Pin>) -> Vec<Pin> {
-    let mut pins = explicit;
+/// engine sets itself (an engine's unconditional variable wins over all, and a pin against it is an
+/// error), then configuration files, which NCCL reads for variables that are not set. `environment` is
+/// where the tool was started: there may be CUDA variables in it that an engine overrules.
+pub(super) fn merge(
+    explicit: Vec<Pin>,
+    inherited: Vec<Pin>,
+    (engine, version): (Engine, Option<EngineVersion>),
+    conf: Vec<Pin>,
+    environment: &BTreeMap<String, String>,
+) -> Result<Held, PinError> {
+    let mut held = Held { pins: explicit, notices: Vec::new() };
     for pin in inherited {
-        if !pins.iter().any(|known| known.variable == pin.variable) {
-            pins.push(pin);
+        match held.pins.iter().find(|known| known.variable == pin.variable) {
+            Some(known) if known.value != pin.value => held.notices.push(format!(
+                "{}={} was set where nccltune was started, and --pin {}={} holds in its place",
+                pin.variable, pin.value, known.variable, known.value
+            )),
+            Some(_) => {}
+            None => held.pins.push(pin),
         }
     }
-    for variable in engine.variables() {
-        let known = pins.iter().position(|known| known.variable == variable.name);
-        let pin = Pin { variable: variable.name.to_owned(), value: variable.value.to_owned(), origin: Origin::Engine };
-        match known {
-            Some(position) if !variable.overridable => pins[position] = pin,
+    let title = engine.title();
+    for variable in engine.variables(version) {
+        let (name, value) = (variable.name, variable.value);
+        let pin = Pin { variable: name.to_owned(), value: value.to_owned(), origin: Origin::Engine };
+        let position = held.pins.iter().position(|known| known.variable == name);
+        let known = position.map(|position| held.pins[position].clone());
+        let differs = known.as_ref().filter(|known| known.value != value);
+        match (differs, variable.overridable) {
+            (Some(known), false) if known.origin == Origin::Pin => {
+                let (name, value) = (name.to_owned(), known.value.clone());
+                return Err(PinError::Overruled { name, value, engine, theirs: variable.value });
+            }
+            (Some(known), false) => held.notices.push(format!(
+                "{name}={} was set where nccltune was started; {title} sets {value} in its workers whatever was set, and \
+                 that is measured",
+                known.value
+            )),
+            (Some(known), true) => held.notices.push(format!(
+                "{title} would set {name}={value} itself and leaves {} alone, which is {}: start the server with it, too",
+                known.value,
+                if known.origin == Origin::Pin { "pinned" } else { "set where nccltune was started" }
+            )),
+            (None, _) => {
+                let outside = environment.get(name).filter(|outside| *outside != value && position.is_none());
+                if let Some(outside) = outside {
+                    held.notices.push(format!(
+                        "{name}={outside} was set where nccltune was started; {title} sets {value} in its workers, and that \
+                         is measured"
+                    ));
+                }
+            }
+        }
+        match position {
+            Some(position) if !variable.overridable => held.pins[position] = pin,
             Some(_) => {}
-            None => pins.push(pin),
+            None => held.pins.push(pin),
         }
     }
     for pin in conf {
-        if !pins.iter().any(|known| known.variable == pin.variable) {
-            pins.push(pin);
+        match held.pins.iter().find(|known| known.variable == pin.variable) {
+            Some(known) if known.value != pin.value && known.origin == Origin::Engine => held.notices.push(format!(
+                "{}={} in a configuration file of NCCL has no effect: {title} sets {} in the environment, which goes first",
+                pin.variable, pin.value, known.value
+            )),
+            Some(_) => {}
+            None => held.pins.push(pin),
         }
     }
-    pins.sort_by(|left, right| left.variable.cmp(&right.variable));
-    pins
+    held.pins.sort_by(|left, right| left.variable.cmp(&right.variable));
+    Ok(held)
 }
 
 /// The pins as a map.
@@ -224,12 +294,66 @@ mod tests {
             ("NCCL_DEBUG", "INFO"),
             ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
         ]);
-        let pins = merge(explicit, inherited(&environment), Engine::Sglang, Vec::new());
-        let all = as_map(&pins);
+        let held = merge(explicit, inherited(&environment), SGLANG, Vec::new(), &environment).unwrap();
+        let all = as_map(&held.pins);
         assert_eq!(all["NCCL_NVLS_ENABLE"], "0");
         assert_eq!(all["NCCL_CUMEM_ENABLE"], "1", "SGLang leaves a variable alone that is set");
         assert_eq!(all["CUDA_DEVICE_MAX_CONNECTIONS"], "8", "but this one it sets whatever was there");
         assert!(!all.contains_key("NCCL_DEBUG"));
+        let told = held.notices.join("\n");
+        for words in [
+            "NCCL_NVLS_ENABLE=1 was set where nccltune was started, and --pin NCCL_NVLS_ENABLE=0 holds",
+            "SGLang would set NCCL_CUMEM_ENABLE=0 itself and leaves 1 alone, which is set where",
+            "CUDA_DEVICE_MAX_CONNECTIONS=32 was set where nccltune was started; SGLang sets 8",
+        ] {
+            assert!(told.contains(words), "{words}: {told}");
+        }
+        assert_eq!(held.notices.len(), 3);
+    }
+
+    const SGLANG: (Engine, Option<EngineVersion>) = (Engine::Sglang, None);
+
+    #[test]
+    fn a_pin_that_no_server_would_keep_is_an_error() {
+        let explicit = |text: &str| parse_pins(&[text.to_owned()], NEW).unwrap();
+        let of = |text: &str, engine, version: Option<&str>| {
+            let version = version.map(|version| EngineVersion::parse(version).unwrap());
+            merge(explicit(text), Vec::new(), (engine, version), Vec::new(), &BTreeMap::new())
+        };
+        let error = of("CUDA_DEVICE_MAX_CONNECTIONS=4", Engine::Sglang, None).unwrap_err().to_string();
+        assert!(
+            error.contains("SGLang sets CUDA_DEVICE_MAX_CONNECTIONS to 8") && error.contains("--engine none"),
+            "{error}"
+        );
+        assert!(of("CUDA_DEVICE_MAX_CONNECTIONS=8", Engine::Sglang, None).unwrap().notices.is_empty());
+        let free = of("CUDA_DEVICE_MAX_CONNECTIONS=4", Engine::None, None).unwrap();
+        assert_eq!((free.pins.len(), free.notices.len()), (1, 0));
+        // vLLM by release: it overrules, then it asks, then it leaves all alone.
+        assert!(of("NCCL_CUMEM_ENABLE=1", Engine::Vllm, Some("0.9.0")).is_err());
+        let soft = of("NCCL_CUMEM_ENABLE=1", Engine::Vllm, Some("0.9.1")).unwrap();
+        assert!(soft.notices[0].contains("leaves 1 alone, which is pinned"), "{:?}", soft.notices);
+        assert!(of("NCCL_CUMEM_ENABLE=1", Engine::Vllm, Some("0.11.0")).unwrap().notices.is_empty());
+        let bare = |version| {
+            let version = EngineVersion::parse(version);
+            merge(Vec::new(), Vec::new(), (Engine::Vllm, version), Vec::new(), &BTreeMap::new()).unwrap().pins.len()
+        };
+        assert_eq!((bare("0.8.5"), bare("0.10.1.1"), bare("0.10.2")), (1, 1, 0));
+    }
+
+    #[test]
+    fn what_an_engine_puts_into_the_environment_goes_before_files() {
+        let conf = |value: &str| Pin {
+            variable: "NCCL_CUMEM_ENABLE".to_owned(),
+            value: value.to_owned(),
+            origin: Origin::UserConf,
+        };
+        let of = |value: &str| merge(Vec::new(), Vec::new(), SGLANG, vec![conf(value)], &BTreeMap::new()).unwrap();
+        let held = of("1");
+        assert_eq!(as_map(&held.pins)["NCCL_CUMEM_ENABLE"], "0");
+        assert!(held.notices[0].contains("has no effect: SGLang sets 0"), "{:?}", held.notices);
+        assert!(of("0").notices.is_empty());
+        let none = merge(Vec::new(), Vec::new(), (Engine::None, None), vec![conf("1")], &BTreeMap::new()).unwrap();
+        assert_eq!((none.pins[0].origin, none.pins.len()), (Origin::UserConf, 1));
     }
 
     #[test]

@@ -7,11 +7,15 @@ mod environment;
 pub mod explain;
 mod facts;
 mod files;
+pub mod import;
 mod misjudged;
 mod quarantine;
+pub mod report;
+mod summary;
 pub mod tune;
 pub mod workload;
 
+pub use directory::write_file;
 pub use environment::PinError;
 pub use facts::{BackendChoice, MachineFacts};
 pub use misjudged::RepairGraph;

@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MACHINE_FILE, MANIFEST_FILE, SUMMARY_FILE};
+use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MACHINE_FILE, MANIFEST_FILE, REPORT_FILE, SUMMARY_FILE};
 use super::emit::effect_of;
-use super::environment::{as_map, inherited, merge, parse_pins, worker_environment};
+use super::environment::{Held, as_map, inherited, merge, parse_pins, worker_environment};
 use super::facts::{BackendChoice, MachineFacts, MachineWish, ask_driver, fingerprint, gather, probe_environment};
 use super::files::{RunFiles, from_anywhere};
 use super::misjudged::{Case, RepairGraph, Repaired, Sight};
 use super::quarantine::{Failed, Memory, left_out_before};
+use super::report::page;
+use super::summary::summary;
 use super::workload::{WorkloadWish, read_bounded, trial_shape, workload};
 use super::{Listener, Update};
 use crate::backend::nccl::{NcclBackend, NcclSetup};
@@ -25,7 +27,7 @@ use crate::clock::{Clock, wall_time};
 use crate::discovery::{DiscoveryError, GpuLocks, select_devices};
 use crate::doctor::refuses;
 use crate::emit::{EmitAs, render};
-use crate::engine::{CollectiveStream, Engine};
+use crate::engine::{CollectiveStream, Engine, EngineVersion};
 use crate::error_kind::{Classified as _, ErrorKind, Failure};
 use crate::evidence::{Evidence, Objective, default_arm, measured_points};
 use crate::journal::{self, Journal, JournalError};
@@ -34,13 +36,12 @@ use crate::process::Supervisor;
 use crate::quarantine::{Store, place};
 use crate::record::{
     Arm, BackendKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest, MisjudgedBox, Origin,
-    OutcomeKind, PassStream, Phase, Pin, Profile, Settings, Space, TrialPlan, VerdictKind, Workload,
+    PassStream, Phase, Pin, Profile, Settings, Space, TrialPlan, VerdictKind, Workload,
 };
-use crate::report::{SummaryRow, summary_csv};
+use crate::report::summary_csv;
 use crate::search::{CUT_SHORT, Exhaustive, SearchContext, Strategy as _, Want};
 use crate::seed::Seed;
 use crate::space;
-use crate::stats;
 use crate::units::nearest_name;
 
 /// The seed of a run that names none. Any number would do; a fixed one makes a first run repeatable.
@@ -228,7 +229,7 @@ fn pins(
     (resumed, recorded): (Option<&Manifest>, Option<&Manifest>),
     conf: Vec<Pin>,
     version: NcclVersion,
-) -> Result<Vec<Pin>, Failure> {
+) -> Result<Held, Failure> {
     let mut explicit = parse_pins(&request.pins, version)?;
     if let Some(manifest) = recorded {
         // The recorded numbers hold under the recorded variables and no others.
@@ -238,19 +239,23 @@ fn pins(
                 "a replay cannot be pinned: its numbers were measured under the recorded variables",
             ));
         }
-        return Ok(manifest.pins.clone());
+        return Ok(Held { pins: manifest.pins.clone(), notices: Vec::new() });
     }
-    let mut engine = request.workload.engine();
+    let mut engine = (request.workload.engine(), request.workload.engine_version);
     if let Some(manifest) = resumed {
         if explicit.is_empty() {
             explicit = manifest.pins.iter().filter(|pin| pin.origin == Origin::Pin).cloned().collect();
         }
         if request.workload.engine.is_none() {
-            engine = Engine::parse(&manifest.workload.engine).unwrap_or(engine);
+            let version = manifest.workload.engine_version.as_deref().and_then(EngineVersion::parse);
+            engine = (Engine::parse(&manifest.workload.engine).unwrap_or(engine.0), engine.1.or(version));
         }
     }
     let inherited = if kind == BackendKind::Nccl { inherited(&request.environment) } else { Vec::new() };
-    Ok(merge(explicit, inherited, engine, conf))
+    // A simulation inherits nothing, and no machine of its own had anything to say.
+    let nothing = BTreeMap::new();
+    let outside = if kind == BackendKind::Nccl { &request.environment } else { &nothing };
+    Ok(merge(explicit, inherited, engine, conf, outside)?)
 }
 
 fn prepare(
@@ -269,7 +274,7 @@ fn prepare(
     };
 
     // What holds in every arm.
-    let pins = pins(request, kind, (resumed, recorded), measured.conf.clone(), version)?;
+    let Held { pins, notices: settled } = pins(request, kind, (resumed, recorded), measured.conf.clone(), version)?;
     let pin_map = as_map(&pins);
 
     // What is asked of the collectives.
@@ -291,7 +296,7 @@ fn prepare(
     let setting = Setting { kind, measured: &measured, pins: &pins, devices: &devices, workload: &workload, version };
     let Searched { space, mut arms, mut notices, files, misjudged } =
         searched_here(request, supervisor, previous, &setting)?;
-    for notice in measured.notices.into_iter().rev() {
+    for notice in measured.notices.into_iter().chain(settled).rev() {
         if !notices.contains(&notice) {
             notices.insert(0, notice);
         }
@@ -313,7 +318,7 @@ fn prepare(
     let settings = settings(request, previous);
     require_same_context(request, previous)?;
     let trial = if measured.has_passes {
-        trial_plan(request, previous, devices.len() as u32, &measured.machine, &mut notices)
+        trial_plan(request, previous, devices.len() as u32, &measured.machine, &workload, &mut notices)
     } else {
         let notice = "no trial in a forward pass: the simulated machine's file has no [pass] section".to_owned();
         if !request.no_trial && !notices.contains(&notice) {
@@ -343,6 +348,7 @@ fn prepare(
             || recorded.is_some_and(|manifest| manifest.labels.simulated)
             || lines.as_deref().is_some_and(says_simulated),
         replayed: kind == BackendKind::Replay,
+        imported: previous.is_some_and(|manifest| manifest.labels.imported),
         host_memory: pin_map.get("NCCL_P2P_DISABLE").is_some_and(|value| value == "1"),
     };
     let seed = request.seed.or(previous.map(|manifest| manifest.seed)).unwrap_or(DEFAULT_SEED);
@@ -377,6 +383,7 @@ fn prepare(
         trial,
         checks: measured.checks,
         recorded: recorded.and_then(|_| Some(request.recorded.as_ref()?.file_name()?.to_string_lossy().into_owned())),
+        imported_files: recorded.map(|manifest| manifest.imported_files.clone()).unwrap_or_default(),
     };
     let cublaslt = match &request.cublaslt_lib {
         Some(path) => path.to_string_lossy().into_owned(),
@@ -557,6 +564,7 @@ fn trial_plan(
     previous: Option<&Manifest>,
     ranks: u32,
     machine: &Machine,
+    workload: &Workload,
     notices: &mut Vec<String>,
 ) -> Option<TrialPlan> {
     if let Some(manifest) = previous
@@ -571,7 +579,7 @@ fn trial_plan(
     }
     let wish = &request.workload;
     let memory = machine.gpus.first().and_then(|gpu| gpu.memory_total_mib);
-    let shaped = match trial_shape(wish, ranks, memory, request.context.unwrap_or(TRIAL_CONTEXT)) {
+    let shaped = match trial_shape(wish, ranks, memory, request.context.unwrap_or(TRIAL_CONTEXT), workload) {
         Ok(shaped) => shaped,
         Err(failure) => {
             let notice = format!("no trial in a forward pass: {failure}");
@@ -1119,8 +1127,12 @@ fn write_answer(
 ) -> Result<(), Failure> {
     let json = serde_json::to_string_pretty(choice).map_err(|error| Failure::new(ErrorKind::Unexpected, error))?;
     let here = std::path::absolute(directory).map_err(|error| Failure::new(ErrorKind::Unexpected, error))?;
-    directory::write(directory, SUMMARY_FILE, &summary_csv(&summary(prepared, evidence)))?;
-    for emit_as in EmitAs::ALL {
+    directory::write(
+        directory,
+        SUMMARY_FILE,
+        &summary_csv(&summary(&prepared.manifest.arms, &prepared.context.points, evidence)),
+    )?;
+    for emit_as in EmitAs::KEPT {
         match render(choice, &prepared.manifest, &here, emit_as, &effect_of) {
             Ok(text) => directory::write(directory, emit_as.file_name(), &text)?,
             // A value that one dialect cannot say is still right in the others.
@@ -1130,38 +1142,13 @@ fn write_answer(
             }
         }
     }
+    // A page that cannot be drawn is no reason to withhold the answer.
+    match page(&prepared.manifest, Some(choice), evidence, &journal::read(directory)?) {
+        Ok(text) => directory::write(directory, REPORT_FILE, &text)?,
+        Err(error) => listener(Update::Notice(format!("{REPORT_FILE} is not written: {error}"))),
+    }
     // Last: a directory with a choice is complete.
     directory::write(directory, CHOICE_FILE, &(json + "\n"))
-}
-
-/// One row per arm and point, default first.
-fn summary(prepared: &Prepared, evidence: &Evidence) -> Vec<SummaryRow> {
-    let mut rows = Vec::new();
-    for arm in &prepared.manifest.arms {
-        for point in &prepared.context.points {
-            let values = evidence.all_values(&arm.id, *point);
-            let medians: Vec<f64> = values.iter().map(|value| value.median_us).collect();
-            let logs: Vec<f64> = medians.iter().map(|us| us.ln()).collect();
-            let interval = stats::trimmed(&logs).map(|trimmed| trimmed.interval(0.95));
-            let tails: Vec<f64> = values.iter().map(|value| value.p99_us).collect();
-            let failure = evidence.failures_of(&arm.id).last().map(|failure| failure.kind);
-            let outcome =
-                if values.is_empty() { failure.unwrap_or(OutcomeKind::NotRecorded) } else { OutcomeKind::Measured };
-            rows.push(SummaryRow {
-                arm: arm.name.clone(),
-                collective: point.collective,
-                dtype: point.dtype,
-                bytes: point.bytes,
-                launches: values.len() as u32,
-                median_us: stats::median(&medians),
-                ci95_us: interval.map(|interval| [interval.low.exp(), interval.high.exp()]),
-                p99_us: stats::median(&tails),
-                effective: values.last().map(|value| value.effective.clone()),
-                outcome,
-            });
-        }
-    }
-    rows
 }
 
 /// What would be done, without doing it.

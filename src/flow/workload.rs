@@ -1,15 +1,15 @@
 //! From a model's config to points.
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineVersion};
 use crate::error_kind::{ErrorKind, Failure};
 use crate::record::{PassCase, PassShape, Workload};
 use crate::units::nearest_name;
 use crate::workload::{
-    MAX_CONFIG_BYTES, ModelConfig, WorkloadRequest, derive, parse_batches, parse_config, pass_cases, pass_shape,
-    preset, preset_names,
+    Layout, LogRequest, MAX_CONFIG_BYTES, ModelConfig, StepLog, WorkloadRequest, derive, from_log, next_token_draft,
+    parse_batches, parse_config_beside, pass_cases, pass_shape, preset, preset_names, step_tokens,
 };
 
 /// The model that is tuned for when none is named.
@@ -34,6 +34,18 @@ pub struct WorkloadWish {
     pub chunk: Option<u32>,
     /// Take an unknown architecture for a plain decoder.
     pub assume_decoder: bool,
+    /// Release of the engine.
+    pub engine_version: Option<EngineVersion>,
+    /// Config of the draft model, or `mtp` for the target's own next-token layers.
+    pub draft_model: Option<String>,
+    /// Tokens the draft proposes one after the other.
+    pub draft_steps: Option<u32>,
+    /// Branches it follows in each step.
+    pub draft_topk: Option<u32>,
+    /// How the model is spread beside tensor parallelism.
+    pub layout: Layout,
+    /// Log of one step of a running server, instead of the rule.
+    pub from_log: Option<PathBuf>,
     /// Message sizes instead of a model.
     pub sizes: Option<Vec<u64>>,
 }
@@ -50,17 +62,62 @@ impl WorkloadWish {
     }
 }
 
+/// What `--draft-model` says for the target's own layers.
+const OWN_LAYERS: &str = "mtp";
+
 /// Derives the workload for this many ranks on GPUs of this much memory.
 pub fn workload(wish: &WorkloadWish, ranks: u32, gpu_memory_mib: Option<u64>) -> Result<Workload, Failure> {
+    let engine = wish.engine();
+    let engine_version = wish.engine_version.map(|version| version.to_string());
     if let Some(sizes) = &wish.sizes {
         let tensor_parallel = wish.tensor_parallel.unwrap_or(ranks);
         let workload = crate::workload::from_sizes(sizes, tensor_parallel, crate::collective::DataType::Bf16)?;
         // Sizes belong to no model, but the engine's own variables hold while they are measured.
-        return Ok(Workload { engine: wish.engine().name().to_owned(), ..workload });
+        return Ok(Workload { engine: engine.name().to_owned(), engine_version, ..workload });
     }
-    let (config, name, request) = model_and_request(wish, ranks, gpu_memory_mib)?;
-    // Complaints are about the file; the workload goes by the model's name.
-    Ok(Workload { model: name, ..derive(&config, &request)? })
+    let mut workload = if let Some(path) = &wish.from_log {
+        logged(wish, path, gpu_memory_mib)?
+    } else {
+        let (config, name, request) = model_and_request(wish, ranks, gpu_memory_mib)?;
+        // Complaints are about the file; the workload goes by the model's name.
+        Workload { model: name, ..derive(&config, &request)? }
+    };
+    workload.assumptions.extend(engine.variables_caveat(wish.engine_version));
+    Ok(Workload { engine_version, ..workload })
+}
+
+/// The workload of a server's log.
+fn logged(wish: &WorkloadWish, path: &Path, gpu_memory_mib: Option<u64>) -> Result<Workload, Failure> {
+    let unreadable = |error: std::io::Error| Failure::new(ErrorKind::Usage, error);
+    let file = fs_err::File::open(path).map_err(unreadable)?;
+    let log = StepLog::read(file).map_err(unreadable)?;
+    let config = wish.model.as_deref().map(read_model).transpose()?;
+    let name = path.display().to_string();
+    let request = LogRequest {
+        name: &name,
+        tensor_parallel: wish.tensor_parallel,
+        config: config.as_ref().map(|(config, _)| config),
+        request: WorkloadRequest {
+            engine: wish.engine(),
+            chunk: wish.chunk,
+            gpu_memory_mib,
+            assume_decoder: wish.assume_decoder,
+            ..WorkloadRequest::default()
+        },
+    };
+    let mut workload = from_log(&log, &request)?;
+    if wish.engine.is_none() {
+        let title = wish.engine().title();
+        workload.assumptions.push(format!(
+            "the log does not say which engine wrote it: {title} is assumed, with the variables it sets itself (--engine \
+             says otherwise)"
+        ));
+    }
+    let model = match &config {
+        Some((_, name)) => name.clone(),
+        None => path.file_name().map_or(name.clone(), |file| file.to_string_lossy().into_owned()),
+    };
+    Ok(Workload { model, ..workload })
 }
 
 /// The model, what people call it, and what is asked of it; sizes that were named directly play no
@@ -71,32 +128,79 @@ fn model_and_request(
     gpu_memory_mib: Option<u64>,
 ) -> Result<(ModelConfig, String, WorkloadRequest), Failure> {
     let (config, name) = read_model(wish.model.as_deref().unwrap_or(DEFAULT_MODEL))?;
+    let draft = match wish.draft_model.as_deref() {
+        Some(OWN_LAYERS) => Some(next_token_draft(&ModelConfig { name: name.clone(), ..config.clone() })?),
+        Some(file) => {
+            let (draft, name) = read_model(file)?;
+            Some(ModelConfig { name, ..draft })
+        }
+        None => None,
+    };
+    // A chain of steps says what the target checks.
+    let chain = wish.draft_steps.filter(|_| wish.draft_topk.unwrap_or(1) == 1).map(|steps| steps + 1);
     let request = WorkloadRequest {
         engine: wish.engine(),
-        tensor_parallel: wish.tensor_parallel.unwrap_or(ranks),
+        // Stages share the GPUs.
+        tensor_parallel: wish.tensor_parallel.unwrap_or(ranks / wish.layout.pipeline_stages.max(1)),
         batches: parse_batches(wish.batches.as_deref().unwrap_or(DEFAULT_BATCHES))?,
-        verify_tokens: wish.verify_tokens.unwrap_or(1),
+        verify_tokens: wish.verify_tokens.or(chain).unwrap_or(1),
         chunk: wish.chunk,
         gpu_memory_mib,
         assume_decoder: wish.assume_decoder,
+        layout: wish.layout,
+        draft,
+        draft_steps: wish.draft_steps,
+        draft_top: wish.draft_topk.unwrap_or(1),
     };
     Ok((config, name, request))
 }
 
-/// The forward pass that finalists are tried in: one rank's shape and the passes that are timed.
-/// `None` where no model was named but sizes.
+/// The forward pass that finalists are tried in: one rank's shape and the passes that are timed. For a
+/// log these follow from its workload: a log may be a pipe, which is read once.
+/// `None` where no model was named but sizes, or a log alone.
 pub fn trial_shape(
     wish: &WorkloadWish,
     ranks: u32,
     gpu_memory_mib: Option<u64>,
     context: u64,
+    workload: &Workload,
 ) -> Result<Option<(PassShape, Vec<PassCase>)>, Failure> {
     if wish.sizes.is_some() {
         return Ok(None);
     }
+    if wish.from_log.is_some() {
+        return logged_pass(wish, gpu_memory_mib, context, workload);
+    }
     let (config, name, request) = model_and_request(wish, ranks, gpu_memory_mib)?;
     let shape = PassShape { model: name, ..pass_shape(&config, &request)? };
     Ok(Some((shape, pass_cases(&config, &request, context)?)))
+}
+
+/// The pass of a logged step: the model's own shape at the tokens that the log's messages hold.
+fn logged_pass(
+    wish: &WorkloadWish,
+    gpu_memory_mib: Option<u64>,
+    context: u64,
+    workload: &Workload,
+) -> Result<Option<(PassShape, Vec<PassCase>)>, Failure> {
+    let Some(model) = &wish.model else { return Ok(None) };
+    let config = read_model(model)?.0;
+    let Some(tokens) = step_tokens(workload, &config) else { return Ok(None) };
+    let request = WorkloadRequest {
+        engine: wish.engine(),
+        tensor_parallel: workload.tensor_parallel,
+        chunk: wish.chunk,
+        gpu_memory_mib,
+        assume_decoder: wish.assume_decoder,
+        ..WorkloadRequest::default()
+    };
+    let shape = PassShape { model: workload.model.clone(), ..pass_shape(&config, &request)? };
+    let mut cases = pass_cases(&config, &request, context)?;
+    if let Some(first) = cases.first_mut() {
+        // Whether the server replays a graph of this size does not stand in a log.
+        *first = PassCase { tokens, captured: true, ..first.clone() };
+    }
+    Ok(Some((shape, cases)))
 }
 
 /// A text file of at most so many bytes. What the system says of its length counts for nothing: a
@@ -109,6 +213,9 @@ pub(super) fn read_bounded(path: &Path, most: u64) -> Result<String, std::io::Er
     }
     String::from_utf8(bytes).map_err(|_| std::io::Error::other(format!("{} is not UTF-8 text", path.display())))
 }
+
+/// Where some tools keep how weights are stored, beside the config.
+const QUANTISATION_FILE: &str = "hf_quant_config.json";
 
 /// A preset by name, else a file. A name with a slash or an extension is always a file.
 fn read_model(model: &str) -> Result<(ModelConfig, String), Failure> {
@@ -134,5 +241,6 @@ fn read_model(model: &str) -> Result<(ModelConfig, String), Failure> {
             .map_or_else(|| "config.json".to_owned(), |name| name.to_string_lossy().into_owned()),
         Some(name) => name.trim_end_matches(".json").to_owned(),
     };
-    Ok((parse_config(&text, &file.display().to_string())?, name))
+    let beside = read_bounded(&file.with_file_name(QUANTISATION_FILE), MAX_CONFIG_BYTES as u64).ok();
+    Ok((parse_config_beside(&text, &file.display().to_string(), beside.as_deref())?, name))
 }

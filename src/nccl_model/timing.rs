@@ -288,7 +288,7 @@ impl LinkTiming {
                 step_us *= law.simple_step_base + (1.0 - law.simple_step_base) * threads;
             }
             if self.link == Link::HostMemory {
-                let footprint_mib = channels * operation.buffer_bytes as f64 / (1 << 20) as f64;
+                let footprint_mib = channels * operation.buffer_bytes as f64 / MIB;
                 hindrance = (footprint_mib / law.footprint_free_mib).max(1.0).powf(law.footprint_exponent);
             }
         }
@@ -318,6 +318,8 @@ impl LinkTiming {
         start_us + norm(steps * step_us * own.tree_step, bytes * cost(channel), self.overlap) + fill_us
     }
 }
+
+const MIB: f64 = 1_048_576.0;
 
 /// (a^p + b^p)^(1/p) of two positive numbers, with the larger taken out so that no power overflows.
 fn norm(a: f64, b: f64, p: f64) -> f64 {

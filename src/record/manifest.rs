@@ -28,15 +28,23 @@ pub struct Labels {
     pub replayed: bool,
     /// GPU peer access was switched off by a pin: buffers lie in host memory.
     pub host_memory: bool,
+    /// Another program measured: nothing but its figures is known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub imported: bool,
 }
 
 impl Labels {
     /// The labels as the words that stand in outputs.
     pub fn words(self) -> Vec<&'static str> {
-        [(self.simulated, "SIMULATED"), (self.replayed, "REPLAYED"), (self.host_memory, "HOST-MEMORY")]
-            .into_iter()
-            .filter_map(|(on, word)| on.then_some(word))
-            .collect()
+        [
+            (self.simulated, "SIMULATED"),
+            (self.replayed, "REPLAYED"),
+            (self.imported, "IMPORTED"),
+            (self.host_memory, "HOST-MEMORY"),
+        ]
+        .into_iter()
+        .filter_map(|(on, word)| on.then_some(word))
+        .collect()
     }
 }
 
@@ -162,6 +170,19 @@ pub struct MisjudgedBox {
     pub arms: Vec<ArmId>,
 }
 
+/// A file of another program that became a launch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportedFile {
+    /// Its name, without folders.
+    pub file: String,
+    /// Its SHA-256: the same launch counts once.
+    pub sha256: String,
+    /// The arm it is of.
+    pub arm: ArmId,
+    /// Which launch of the arm it is, from 0.
+    pub position: u32,
+}
+
 /// manifest.json.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -218,4 +239,7 @@ pub struct Manifest {
     /// The recorded run behind a replay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded: Option<String>,
+    /// The files behind an imported run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub imported_files: Vec<ImportedFile>,
 }

@@ -23,7 +23,9 @@ pub use explanation::{
     EffectKind, ExplainedChoice, ExplainedEffect, ExplainedGraph, ExplainedLog, ExplainedRelease, ExplainedRunnerUp,
     ExplainedSize, ExplainedVariable, Explanation, LoggedSize, VariableOrigin,
 };
-pub use manifest::{BackendKind, FingerprintParts, Labels, Manifest, MisjudgedBox, Origin, Pin, Profile, Settings};
+pub use manifest::{
+    BackendKind, FingerprintParts, ImportedFile, Labels, Manifest, MisjudgedBox, Origin, Pin, Profile, Settings,
+};
 pub use pass::{
     DraftShape, FeedForward, GpuState, LayerRun, PassCase, PassKey, PassMeasurement, PassShape, PassStep, PassStream,
     PassVariant, TrialPlan,

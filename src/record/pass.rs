@@ -68,7 +68,7 @@ impl FeedForward {
 }
 
 /// Draft passes before each verify pass.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DraftShape {
     /// Draft passes of one token per sequence before each verify pass.
     pub passes: u32,
@@ -76,6 +76,16 @@ pub struct DraftShape {
     pub bytes: u64,
     /// All-reduces of one draft pass.
     pub reduces: u32,
+    /// Width of the draft's hidden state; none where it is the target's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hidden: Option<u64>,
+    /// Tokens that each of these passes holds for each sequence; none for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_sequence: Option<u32>,
+    /// Tokens for each sequence of the one pass in which the draft reads what the target last
+    /// accepted; none where that pass is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub long_tokens_per_sequence: Option<u32>,
 }
 
 /// One pass to be timed.

@@ -34,6 +34,10 @@ pub enum PointPhase {
     Verify,
     /// A chunk of a prompt.
     Prefill,
+    /// A draft model proposes tokens, before the target checks them or after.
+    Draft,
+    /// One step of a running server, as its log shows it: whatever passes that held.
+    Step,
     /// A size the user named, part of no model.
     Size,
 }
@@ -45,6 +49,8 @@ impl PointPhase {
             Self::Decode => "decode",
             Self::Verify => "verify",
             Self::Prefill => "prefill",
+            Self::Draft => "draft",
+            Self::Step => "step",
             Self::Size => "size",
         }
     }
@@ -87,7 +93,7 @@ impl Point {
 }
 
 /// Points that decide, and a guard set that must not regress.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
     /// Format of this record.
     pub format: u32,
@@ -95,14 +101,26 @@ pub struct Workload {
     pub model: String,
     /// Engine whose rules were applied.
     pub engine: String,
+    /// Its release, where the user named one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine_version: Option<String>,
     /// Tensor-parallel size.
     pub tensor_parallel: u32,
     /// Tokens the target checks per sequence and pass; 1 without speculation.
     pub verify_tokens: u32,
+    /// Draft model whose passes are among the points.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<String>,
+    /// How the model is spread beside tensor parallelism, in words; empty where it is not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layout: Vec<String>,
     /// The points of the objective.
     pub points: Vec<Point>,
     /// Sizes that must not regress: prefill chunks and their logits.
     pub guard: Vec<Point>,
     /// Everything that was assumed rather than read.
     pub assumptions: Vec<String>,
+    /// Where a server's log and the model's config contradict each other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disagreements: Vec<String>,
 }

@@ -1,5 +1,7 @@
 //! Tables for spreadsheets and scripts. Units stand in the column names; what is not known is empty.
 
+use serde::Serialize;
+
 use crate::collective::{Collective, DataType};
 use crate::record::{
     CheckReport, Choice, EffectKind, Effective, ExplainedSize, Explanation, Manifest, OutcomeKind, Point, PointVerdict,
@@ -67,6 +69,67 @@ pub fn summary_csv(rows: &[SummaryRow]) -> String {
             ran.proto.unwrap_or_default(),
             plain(ran.channels),
             plain(ran.threads),
+            ran.transport.unwrap_or_default(),
+            row.outcome.name().to_owned(),
+        ]
+    };
+    comma_separated(header, rows.iter().map(record))
+}
+
+/// One arm at one point of a report: a row may be copied without its table, so it says its labels.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct RunRow {
+    pub(super) labels: String,
+    pub(super) arm: String,
+    pub(super) role: String,
+    pub(super) collective: Collective,
+    pub(super) dtype: DataType,
+    pub(super) bytes: u64,
+    pub(super) ranks: u32,
+    pub(super) launches: u32,
+    pub(super) median_us: Option<f64>,
+    pub(super) ci95_us: Option<[f64; 2]>,
+    pub(super) effective: Option<Effective>,
+    pub(super) outcome: OutcomeKind,
+}
+
+/// Every arm at every point of a run.
+pub(super) fn run_csv(rows: &[RunRow]) -> String {
+    let header = [
+        "labels",
+        "arm",
+        "role",
+        "collective",
+        "dtype",
+        "bytes",
+        "ranks",
+        "launches",
+        "median_us",
+        "ci95_low_us",
+        "ci95_high_us",
+        "algo",
+        "proto",
+        "channels",
+        "transport",
+        "outcome",
+    ];
+    let record = |row: &RunRow| {
+        let ran = row.effective.clone().unwrap_or_default();
+        [
+            row.labels.clone(),
+            row.arm.clone(),
+            row.role.clone(),
+            row.collective.to_string(),
+            row.dtype.to_string(),
+            row.bytes.to_string(),
+            row.ranks.to_string(),
+            row.launches.to_string(),
+            microseconds(row.median_us),
+            microseconds(row.ci95_us.map(|[low, _]| low)),
+            microseconds(row.ci95_us.map(|[_, high]| high)),
+            ran.algo.unwrap_or_default(),
+            ran.proto.unwrap_or_default(),
+            plain(ran.channels),
             ran.transport.unwrap_or_default(),
             row.outcome.name().to_owned(),
         ]

@@ -5,6 +5,7 @@ use comfy_table::{
     Cell, CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table as TextTable, TableStyle, Width,
 };
 
+use super::svg::{Svg, escaped as escaped_html};
 use crate::wording::printable;
 
 /// Longest single text; everything longer is somebody's attempt to flood a terminal.
@@ -45,7 +46,7 @@ impl Table {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 enum Block {
     Loud(String),
     Heading(String),
@@ -54,10 +55,12 @@ enum Block {
     List(Vec<String>),
     Facts(Vec<(String, String)>),
     Table(Table),
+    /// A picture, and what it shows in a sentence; only a page has room for it.
+    Figure(Svg, String),
 }
 
 /// A sequence of blocks.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Document {
     blocks: Vec<Block>,
 }
@@ -93,13 +96,18 @@ impl Document {
         self.blocks.push(Block::Table(table));
     }
 
+    /// A picture with what it shows; text and Markdown leave it out.
+    pub(super) fn figure(&mut self, svg: Svg, caption: impl Into<String>) {
+        self.blocks.push(Block::Figure(svg, caption.into()));
+    }
+
     /// For a terminal of `width` columns, or for a file: then nothing is folded.
     pub(super) fn text(&self, width: Option<u16>) -> String {
         let width = width.map(|width| width.max(NARROWEST));
         let columns = width.map(usize::from);
         let mut text = String::new();
         let mut previous: Option<&Block> = None;
-        for block in &self.blocks {
+        for block in self.blocks.iter().filter(|block| !matches!(block, Block::Figure(..))) {
             // A heading belongs to what follows it, and loud lines stand together.
             let together = matches!(
                 (previous, block),
@@ -131,6 +139,7 @@ impl Document {
                     }
                 }
                 Block::Table(table) => text_table(&mut text, table, width),
+                Block::Figure(..) => {}
             }
             previous = Some(block);
         }
@@ -151,10 +160,52 @@ impl Document {
                     facts.iter().map(|(name, value)| format!("- {}: {}", escaped(name), escaped(value))).collect()
                 }
                 Block::Table(table) => markdown_table(table),
+                Block::Figure(..) => Vec::new(),
             }
         };
-        let blocks: Vec<String> = self.blocks.iter().map(|block| render(block).join("\n")).collect();
+        let shown = self.blocks.iter().filter(|block| !matches!(block, Block::Figure(..)));
+        let blocks: Vec<String> = shown.map(|block| render(block).join("\n")).collect();
         format!("{}\n", blocks.join("\n\n"))
+    }
+
+    /// The body of a page.
+    pub(super) fn html(&self) -> String {
+        let mut text = String::new();
+        let mut figures = 0;
+        for block in &self.blocks {
+            let drawn = match block {
+                Block::Loud(loud) => format!("<p class=\"loud\" role=\"note\">{}</p>", html(loud)),
+                Block::Heading(heading) => format!("<h2>{}</h2>", html(heading)),
+                Block::Paragraph(paragraph) => format!("<p>{}</p>", html(paragraph)),
+                Block::Code(lines) => {
+                    let lines: Vec<String> = lines.iter().map(|line| html(line)).collect();
+                    format!("<pre><code>{}</code></pre>", lines.join("\n"))
+                }
+                Block::List(items) => {
+                    let items: Vec<String> = items.iter().map(|item| format!("<li>{}</li>", html(item))).collect();
+                    format!("<ul>\n{}\n</ul>", items.join("\n"))
+                }
+                Block::Facts(facts) => {
+                    let facts: Vec<String> = facts
+                        .iter()
+                        .map(|(name, value)| format!("<div><dt>{}</dt><dd>{}</dd></div>", html(name), html(value)))
+                        .collect();
+                    format!("<dl>\n{}\n</dl>", facts.join("\n"))
+                }
+                Block::Table(table) => html_table(table),
+                Block::Figure(svg, caption) => {
+                    figures += 1;
+                    format!(
+                        "<figure>\n<div class=\"scroll\" tabindex=\"0\">\n{}\n</div>\n<figcaption>{}</figcaption>\n</figure>",
+                        svg.finish(figures),
+                        html(caption)
+                    )
+                }
+            };
+            text.push_str(&drawn);
+            text.push('\n');
+        }
+        text
     }
 }
 
@@ -266,6 +317,45 @@ fn column_widths(table: &Table, available: usize) -> Vec<usize> {
     widths
 }
 
+fn html(text: &str) -> String {
+    escaped_html(text, LIMIT)
+}
+
+fn html_table(table: &Table) -> String {
+    /// Cells as short as this stay on one line.
+    const TIGHT: usize = 28;
+    let class = |index: usize, column: &Column| {
+        let tight = table.rows.iter().filter_map(|row| row.get(index)).all(|cell| cell.chars().count() <= TIGHT);
+        match (column.right, tight) {
+            (true, true) => " class=\"number tight\"",
+            (true, false) => " class=\"number\"",
+            (false, true) => " class=\"tight\"",
+            (false, false) => "",
+        }
+    };
+    let classes: Vec<&str> = table.columns.iter().enumerate().map(|(index, column)| class(index, column)).collect();
+    let titles: Vec<String> = table
+        .columns
+        .iter()
+        .map(|column| {
+            let side = if column.right { " class=\"number\"" } else { "" };
+            format!("<th scope=\"col\"{side}>{}</th>", html(&column.title))
+        })
+        .collect();
+    let titles = titles.concat();
+    let row = |cells: &Vec<String>| {
+        let cells: Vec<String> =
+            cells.iter().zip(&classes).map(|(cell, class)| format!("<td{class}>{}</td>", html(cell))).collect();
+        let cells = cells.concat();
+        format!("<tr>{cells}</tr>")
+    };
+    let rows: Vec<String> = table.rows.iter().map(row).collect();
+    format!(
+        "<div class=\"scroll\" tabindex=\"0\"><table>\n<thead><tr>{titles}</tr></thead>\n<tbody>\n{}\n</tbody>\n</table></div>",
+        rows.join("\n")
+    )
+}
+
 fn markdown_table(table: &Table) -> Vec<String> {
     let line = |cells: Vec<String>| format!("| {} |", cells.join(" | "));
     let rule = |column: &Column| if column.right { "---:" } else { "---" }.to_owned();
@@ -316,6 +406,20 @@ mod tests {
         assert_eq!(column_widths(&table, 30), [10, 14, 6]);
         assert_eq!(column_widths(&table, 23), [10, 8, 5]);
         assert_eq!(column_widths(&table, 0), [3, 3, 3]);
+    }
+
+    #[test]
+    fn a_page_says_the_same_and_takes_nothing_for_markup() {
+        let mut document = sample();
+        document.heading("</h2><script>alert(1)</script>");
+        let mut table = Table::new(&["<b>", ">n"]);
+        table.row(vec!["\" onload=\"x".to_owned(), "&".to_owned()]);
+        document.table(table);
+        document.figure(Svg::new(10.0, 10.0, "a picture", "of nothing"), "<i>nothing</i>");
+        let page = document.html();
+        assert!(!page.contains("<script>") && !page.contains("<b>") && !page.contains("<i>"), "{page}");
+        insta::assert_snapshot!(page);
+        assert!(!document.text(None).contains("nothing") && !document.markdown().contains("picture"));
     }
 
     #[test]

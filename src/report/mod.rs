@@ -5,7 +5,11 @@
 mod comma_separated;
 mod document;
 mod explanation;
+mod figures;
 mod format;
+mod page;
+mod run;
+mod svg;
 mod tables;
 mod verdict;
 
@@ -17,6 +21,7 @@ use crate::record::Effective;
 pub use comma_separated::{SummaryRow, summary_csv};
 pub use explanation::explanation;
 pub use format::{Format, FormatError};
+pub use run::{ReportFormat, ReportFormatError, Run, STANDING, import_document, run_report};
 pub use tables::{checks_table, points_table};
 pub use verdict::{files_text, verdict, verdict_markdown, verdict_text};
 

@@ -47,6 +47,10 @@ fn points_document(workload: &Workload) -> Document {
         document.heading("Guard set: what must not get slower");
         document.table(points(&workload.guard));
     }
+    if !workload.disagreements.is_empty() {
+        document.heading("Where log and config disagree");
+        document.list(workload.disagreements.clone());
+    }
     if !workload.assumptions.is_empty() {
         document.heading("Assumed, not read");
         document.list(workload.assumptions.clone());

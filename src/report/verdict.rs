@@ -46,6 +46,7 @@ pub fn files_text(choice: &Choice, directory: &str, width: Option<u16>) -> Strin
         ("tuned.env", format!("{answer}, for docker, systemd and compose")),
         ("tuned.sh", format!("{answer}, for a shell")),
         ("choice.json", "the verdict with every figure".to_owned()),
+        ("report.html", "the run as a page with pictures".to_owned()),
         ("summary.csv", "every arm at every point".to_owned()),
         ("run.jsonl", "every measurement in the order it was made".to_owned()),
         ("manifest.json", "what the run was: machine, workload, space, settings".to_owned()),
@@ -61,25 +62,36 @@ pub fn files_text(choice: &Choice, directory: &str, width: Option<u16>) -> Strin
 
 fn document(choice: &Choice, manifest: &Manifest) -> Document {
     let mut document = Document::default();
+    add_verdict(&mut document, choice, manifest, |_| {});
+    document
+}
+
+/// The verdict, with room for pictures behind the settings.
+pub(super) fn add_verdict(
+    document: &mut Document,
+    choice: &Choice,
+    manifest: &Manifest,
+    pictures: impl FnOnce(&mut Document),
+) {
     for label in wording::labels(choice, manifest) {
         document.loud(label.to_string());
     }
-    headline(&mut document, choice);
-    settings(&mut document, choice, manifest);
-    points(&mut document, choice, manifest.backend);
-    batches(&mut document, choice);
-    listed(&mut document, "Not measured, so not part of this verdict", choice.unmeasured.clone());
-    vetoes(&mut document, choice);
-    listed(&mut document, "Not tried, since it failed in an earlier run", quarantined(choice));
-    trials(&mut document, choice);
-    listed(&mut document, "Notes", choice.notes.clone());
+    headline(document, choice);
+    settings(document, choice, manifest);
+    pictures(document);
+    points(document, choice, manifest.backend);
+    batches(document, choice);
+    listed(document, "Not measured, so not part of this verdict", choice.unmeasured.clone());
+    vetoes(document, choice);
+    listed(document, "Not tried, since it failed in an earlier run", quarantined(choice));
+    trials(document, choice);
+    listed(document, "Notes", choice.notes.clone());
     document.heading(match manifest.backend {
         BackendKind::Nccl => "How it was measured",
         BackendKind::Simulated => "How it was simulated",
         BackendKind::Replay => "How it was replayed",
     });
     document.facts(facts(choice, manifest));
-    document
 }
 
 fn headline(document: &mut Document, choice: &Choice) {
@@ -154,7 +166,7 @@ fn settings(document: &mut Document, choice: &Choice, manifest: &Manifest) {
     let held = conditions
         .iter()
         .map(|item| {
-            let who = item.origin_words(&manifest.workload.engine);
+            let who = item.origin_words(&wording::engine(&manifest.workload));
             let too = if adopted && item.origin == Some(Origin::Pin) { ", and in the files too" } else { "" };
             format!("{}={} ({who}{too})", item.variable, item.value)
         })
@@ -585,6 +597,7 @@ mod tests {
           tuned.env      comments only: there is nothing to set, for docker, systemd and compose
           tuned.sh       comments only: there is nothing to set, for a shell
           choice.json    the verdict with every figure
+          report.html    the run as a page with pictures
           summary.csv    every arm at every point
           run.jsonl      every measurement in the order it was made
           manifest.json  what the run was: machine, workload, space, settings

@@ -260,6 +260,7 @@ mod tests {
             points: vec![point.clone()],
             guard: Vec::new(),
             assumptions: Vec::new(),
+            ..Workload::default()
         };
         let arm = |name: &&str| fixtures::arm(name, &[]);
         SearchContext {

@@ -158,21 +158,28 @@ pub fn shown_regressions(context: &SearchContext, evidence: &Evidence) -> Vec<(S
         .collect()
 }
 
-/// Whether an arm is shown to be faster than another at every guard point, by the smallest gain worth
-/// having. The objective does not look there; of two arms that it cannot tell apart, this is the better.
+/// Share by which an arm must be faster at every guard point for the search to prefer it: what is less the
+/// final may settle.
+const MUCH: f64 = 0.25;
+
+/// Whether an arm is shown to be faster than another at every guard point: much, in the search, and by the
+/// smallest gain worth having afterwards. The objective does not look there; of two arms that it cannot
+/// tell apart, this is the better.
 pub fn outdoes(context: &SearchContext, evidence: &Evidence, phase: Phase, arm: &ArmId, other: &ArmId) -> bool {
     let counts = |point: &PointKey| {
         context.objective.batches().iter().any(|batch| batch.calls.iter().any(|(key, _)| key == point))
     };
     let is_faster = |point: &PointKey| {
         let logs = point_log_ratios(evidence, phase, arm, other, *point);
-        let high = match phase {
+        match phase {
             // Two or three blocks are too few for a spread of their own.
-            Phase::Search => stats::mean(&logs)
-                .map(|mean| (mean + pooled_half_width(context, evidence, Some(*point), logs.len())).exp()),
-            Phase::Final | Phase::Trial => stats::log_ratio_estimate(&logs, CONFIDENCE).map(|estimate| estimate.high),
-        };
-        high.is_some_and(|high| high < 1.0 - context.settings.min_gain)
+            Phase::Search => stats::mean(&logs).is_some_and(|mean| {
+                let high = mean + pooled_half_width(context, evidence, Some(*point), logs.len());
+                high.exp() < 1.0 - MUCH
+            }),
+            Phase::Final | Phase::Trial => stats::log_ratio_estimate(&logs, CONFIDENCE)
+                .is_some_and(|estimate| estimate.high < 1.0 - context.settings.min_gain),
+        }
     };
     let mut guard = context.points.iter().filter(|point| !counts(point)).peekable();
     arm != other && guard.peek().is_some() && guard.all(is_faster)

@@ -55,6 +55,7 @@ pub(crate) fn workload() -> Workload {
             "prefill chunk 8192: sglang's default, not read from a server".to_owned(),
             "all batches weigh the same".to_owned(),
         ],
+        ..Workload::default()
     }
 }
 
@@ -155,6 +156,7 @@ pub(crate) fn manifest() -> Manifest {
         trial: None,
         checks: checks(),
         recorded: None,
+        imported_files: Vec::new(),
     }
 }
 

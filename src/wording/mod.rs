@@ -2,11 +2,14 @@
 //! answer holds under. An env file, a table on a terminal and a report may never disagree on them.
 
 use crate::machine::{Machine, NcclLibrary, NcclVersion};
-use crate::record::{Choice, Manifest, Origin, PointPhase, QuarantinedArm, VerdictKind, Workload};
+use crate::record::{Choice, Labels, Manifest, Origin, PointPhase, QuarantinedArm, VerdictKind, Workload};
 use crate::units;
 
 #[cfg(test)]
 pub(crate) mod fixtures;
+
+/// How the origin of a point begins that came with an output of nccl-tests.
+pub const IMPORTED_ORIGIN: &str = "nccl-tests";
 
 /// A label and what it means for the reader.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,11 +33,17 @@ impl std::fmt::Display for Label {
 /// The labels of a run with their meanings. A label that either record carries counts: saying too
 /// much is a nuisance, passing off a simulation as a measurement is not forgivable.
 pub fn labels(choice: &Choice, manifest: &Manifest) -> Vec<Label> {
+    let said = Labels { simulated: choice.simulated, replayed: choice.replayed, ..Labels::default() };
+    labels_of(manifest, said, &choice.labels)
+}
+
+/// The labels of a manifest, of what else was said, and of words.
+pub fn labels_of(manifest: &Manifest, said: Labels, others: &[String]) -> Vec<Label> {
     let mut merged = manifest.labels;
-    merged.simulated |= choice.simulated;
-    merged.replayed |= choice.replayed;
+    merged.simulated |= said.simulated;
+    merged.replayed |= said.replayed;
     let mut words: Vec<String> = merged.words().into_iter().map(str::to_owned).collect();
-    for word in &choice.labels {
+    for word in others {
         let word = word.to_uppercase();
         if !words.contains(&word) {
             words.push(word);
@@ -50,6 +59,9 @@ fn label_meaning(word: &str, manifest: &Manifest) -> String {
             Some(recorded) => format!("the numbers come from the recorded run {recorded}, nothing was measured now"),
             None => "the numbers come from a recorded run, nothing was measured now".to_owned(),
         },
+        "IMPORTED" => {
+            "measured by nccl-tests; what ran, on which machine and with which variables was not checked".to_owned()
+        }
         "HOST-MEMORY" => "measured with GPU peer access switched off, so every message went through host memory; \
              it says nothing about a server that uses peer access"
             .to_owned(),
@@ -185,7 +197,11 @@ pub fn workload(workload: &Workload) -> String {
     let mut parts = vec![workload.model.clone(), format!("TP {}", workload.tensor_parallel)];
     if workload.points.iter().all(|point| point.phase == PointPhase::Size) {
         let count = workload.points.len() as u32;
-        parts.push(format!("{count} {} named by the user", plural(count, "size", "sizes")));
+        let imported = workload.points.iter().any(|point| point.origin.starts_with(IMPORTED_ORIGIN));
+        let whose = if imported { "of the imported files" } else { "named by the user" };
+        parts.push(format!("{count} {} {whose}", plural(count, "size", "sizes")));
+    } else if workload.points.iter().any(|point| point.phase == PointPhase::Step) {
+        parts.push("one step of a server's log".to_owned());
     } else {
         parts.push(batches(workload));
         parts.push(match workload.verify_tokens {
@@ -193,11 +209,19 @@ pub fn workload(workload: &Workload) -> String {
             tokens => format!("{tokens} verify tokens per sequence"),
         });
     }
+    parts.extend(workload.draft.iter().map(|draft| format!("draft {draft}")));
+    parts.extend(workload.layout.iter().cloned());
     parts.push(match workload.engine.as_str() {
         "" | "none" => "no engine".to_owned(),
-        engine => format!("engine {engine}"),
+        _ => format!("engine {}", engine(workload)),
     });
     parts.join(", ")
+}
+
+/// The engine with its release, where that was named: "vllm 0.10.1".
+pub fn engine(workload: &Workload) -> String {
+    let version = workload.engine_version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
+    format!("{}{version}", workload.engine)
 }
 
 fn batches(workload: &Workload) -> String {

@@ -10,9 +10,26 @@ pub enum Standing {
     /// Made up for measuring: what it issues is so by definition.
     MadeUp,
     /// A speculative draft: never the target of a pass.
-    Draft,
+    Draft(DraftKind),
     /// Not known, for this reason.
     Unknown(&'static str),
+}
+
+/// What kind of draft proposes tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DraftKind {
+    /// EAGLE-3: a model of its own with an embedding, a few layers and a head over a cut vocabulary.
+    /// Its code was read: sgl-project/sglang, python/sglang/srt/models/llama_eagle3.py, and the file of
+    /// the same name in vllm-project/vllm; in snapshots, not run.
+    Eagle3,
+    /// Earlier EAGLE: built like EAGLE-3, with the target's vocabulary; its own code was not read.
+    Eagle,
+    /// The layers that a model brings for predicting the token after next (MTP, NextN); their code
+    /// was not read.
+    NextToken,
+    /// Heads on the target's last hidden state, with no embedding of their own; how they are split
+    /// was not read.
+    Medusa,
 }
 
 /// What a layer is made of, as far as all-reduces go.
@@ -121,8 +138,14 @@ const FAMILIES: &[(&str, Family)] = &[
     ),
 ];
 
-/// Parts of architecture names that only drafts carry.
-const DRAFT_MARKS: [&str; 4] = ["Eagle", "NextN", "MTP", "Medusa"];
+/// Parts of architecture names that only drafts carry; the first that fits decides.
+const DRAFT_MARKS: [(&str, DraftKind); 5] = [
+    ("Eagle3", DraftKind::Eagle3),
+    ("NextN", DraftKind::NextToken),
+    ("MTP", DraftKind::NextToken),
+    ("Eagle", DraftKind::Eagle),
+    ("Medusa", DraftKind::Medusa),
+];
 
 /// What the names in a config come to.
 #[derive(Debug, Clone)]
@@ -146,14 +169,19 @@ pub(super) fn recognise(outer: &[String], inner: &[String]) -> Recognised {
         return Recognised { architecture: Some(name), family, by_inner_name: false };
     }
     let named = outer.first().or(inner.first());
-    let is_draft = outer.iter().chain(inner).any(|name| DRAFT_MARKS.iter().any(|mark| name.contains(mark)));
-    if !is_draft && let Some((name, family)) = find(inner) {
+    let marked = |(mark, _): &&(&str, DraftKind)| outer.iter().chain(inner).any(|name| name.contains(mark));
+    let draft = DRAFT_MARKS.iter().find(marked).map(|(_, kind)| *kind);
+    if draft.is_none()
+        && let Some((name, family)) = find(inner)
+    {
         return Recognised { architecture: Some(name), family, by_inner_name: !outer.is_empty() };
     }
-    let standing = match named {
-        _ if is_draft => Standing::Draft,
-        Some(_) => Standing::Unknown("its model code was not read, nor is it known to be built like one that was"),
-        None => Standing::Unknown("the config names no architecture"),
+    let standing = match (draft, named) {
+        (Some(kind), _) => Standing::Draft(kind),
+        (None, Some(_)) => {
+            Standing::Unknown("its model code was not read, nor is it known to be built like one that was")
+        }
+        (None, None) => Standing::Unknown("the config names no architecture"),
     };
     Recognised {
         architecture: named.cloned(),
@@ -193,7 +221,16 @@ mod tests {
 
     #[test]
     fn drafts_and_strangers_are_told_apart() {
-        assert_eq!(recognise(&names(&["LlamaForCausalLMEagle3"]), &[]).family.standing, Standing::Draft);
+        for (name, kind) in [
+            ("LlamaForCausalLMEagle3", DraftKind::Eagle3),
+            ("Eagle3LlamaForCausalLM", DraftKind::Eagle3),
+            ("EagleLlamaForCausalLM", DraftKind::Eagle),
+            ("DeepseekV3ForCausalLMNextN", DraftKind::NextToken),
+            ("EagleDeepSeekMTPModel", DraftKind::NextToken),
+            ("MedusaModel", DraftKind::Medusa),
+        ] {
+            assert_eq!(recognise(&names(&[name]), &[]).family.standing, Standing::Draft(kind), "{name}");
+        }
         assert!(matches!(recognise(&names(&["NewForCausalLM"]), &[]).family.standing, Standing::Unknown(_)));
         assert_eq!(recognise(&[], &[]).architecture, None);
     }

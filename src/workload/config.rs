@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use super::architecture::{Shape, Standing, recognise};
+use super::architecture::{DraftKind, Shape, Standing, recognise};
+use super::draft::last_layers;
 use super::shape::{ModelShape, read_shape};
 use super::{WorkloadError, shown};
 use crate::collective::DataType;
@@ -22,6 +23,19 @@ const MAX_HEADS: u64 = 1 << 20;
 /// Where multimodal models keep the config of their language model. `text_config` is what every
 /// nested config seen so far uses; the other two are older spellings of the same thing.
 const TEXT_SECTIONS: [&str; 3] = ["text_config", "llm_config", "language_config"];
+
+/// One field by its name today and those it had before: GPT-2's, Falcon's, MPT's, ChatGLM's.
+pub(super) type Names = [&'static str];
+const HIDDEN_SIZE: &Names = &["hidden_size", "n_embd", "d_model", "n_embed"];
+const LAYERS: &Names = &["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
+const VOCABULARY: &Names = &["vocab_size", "padded_vocab_size", "n_vocab"];
+pub(super) const HEADS: &Names = &["num_attention_heads", "n_head", "n_heads", "num_heads"];
+pub(super) const KEY_VALUE_HEADS: &Names =
+    &["num_key_value_heads", "n_head_kv", "num_kv_heads", "n_kv_heads", "multi_query_group_num"];
+pub(super) const EXPERTS: &Names = &["n_routed_experts", "num_experts", "num_local_experts"];
+/// Layers for predicting the token after next: DeepSeek and GLM, then Qwen, MiMo, MiniMax.
+const NEXT_TOKEN_LAYERS: &Names =
+    &["num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules"];
 
 /// How many all-reduces one pass issues, and from what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +78,7 @@ impl AllReduceRule {
     /// Where in the model they are issued, in words.
     pub fn origin(self) -> String {
         match self {
+            Self::Decoder { layers: 1 } => "embedding, attention and feed-forward of 1 layer".to_owned(),
             Self::Decoder { layers } => format!("embedding, attention and feed-forward of {layers} layers"),
             Self::OneMixer { layers } => format!("embedding, mixer of {layers} layers"),
             Self::Blocks { attention, feed_forward } => {
@@ -87,12 +102,18 @@ pub struct ModelConfig {
     pub hidden_size: u64,
     /// Tokens the model can name; none where it ends before its head.
     pub vocab_size: Option<u64>,
+    /// Tokens a draft's head can name, where that is cut down from the target's.
+    pub draft_vocab_size: Option<u64>,
     /// Query heads.
     pub attention_heads: Option<u64>,
     /// Key-value heads.
     pub key_value_heads: Option<u64>,
     /// Groups of the state-space mixers, where the model has such.
     pub mamba_groups: Option<u64>,
+    /// Routed experts of a layer that has them.
+    pub experts: Option<u64>,
+    /// Layers it brings for predicting the token after next, which may serve as its own draft.
+    pub next_token_layers: Option<u32>,
     /// The element type of activations, and so of messages.
     pub dtype: DataType,
     /// How many all-reduces a pass issues.
@@ -104,11 +125,40 @@ pub struct ModelConfig {
     pub shape: Result<ModelShape, Vec<String>>,
 }
 
+/// Engines round the vocabulary up to a multiple of this before they split it over the GPUs.
+/// Source: sgl-project/sglang, python/sglang/srt/layers/vocab_parallel_embedding.py, and the file
+/// of the same name in vllm-project/vllm; read in a snapshot, not run.
+const VOCABULARY_PADDING: u64 = 64;
+
+impl ModelConfig {
+    /// The vocabulary as the engines split it, a draft's own where it has one; none where the model
+    /// has no head.
+    pub fn padded_vocabulary(&self) -> Option<u64> {
+        self.draft_vocab_size.or(self.vocab_size).map(|size| size.next_multiple_of(VOCABULARY_PADDING))
+    }
+
+    /// Bytes that every rank ends with after gathering this many rows of logits: the engines gather in
+    /// the activation type, before anything is widened, with the vocabulary still padded.
+    pub fn logits_bytes(&self, rows: u64) -> Option<u64> {
+        Some(rows * self.padded_vocabulary()? * self.dtype.size_bytes())
+    }
+}
+
 /// Reads the text of a `config.json`; `name` is what messages call it (a path or a preset).
 ///
 /// Fields of a nested language model go before those around it. `Infinity` and `NaN`, which
 /// Python's writer emits and JSON does not know, are read as null.
+///
+/// Numbers may be written as `4096.0`, and fields go by the names of older families too (`n_layer`,
+/// `n_embd`, `n_head`); such a name is noted.
 pub fn parse_config(text: &str, name: &str) -> Result<ModelConfig, WorkloadError> {
+    parse_config_beside(text, name, None)
+}
+
+/// The same, with the text of the `hf_quant_config.json` that lies beside it, if one does: some tools
+/// keep there how weights are stored. It counts where the config itself says nothing of it; it decides
+/// no collective, so one that cannot be read is a note.
+pub fn parse_config_beside(text: &str, name: &str, quantisation: Option<&str>) -> Result<ModelConfig, WorkloadError> {
     if text.len() > MAX_CONFIG_BYTES {
         return Err(WorkloadError::TooLarge { name: name.to_owned(), bytes: text.len() });
     }
@@ -135,33 +185,62 @@ pub fn parse_config(text: &str, name: &str) -> Result<ModelConfig, WorkloadError
     notes.extend(recognised.family.note.map(str::to_owned));
 
     let mut missing = Vec::new();
-    let hidden_size = fields.required("hidden_size", MAX_HIDDEN_SIZE, &mut missing)?;
-    let all_reduces = match recognised.family.shape {
-        Shape::Decoder => fields
-            .required("num_hidden_layers", MAX_LAYERS, &mut missing)?
+    let hidden_size = fields.required(HIDDEN_SIZE, MAX_HIDDEN_SIZE, &mut missing)?;
+    // Strange values where only a draft would look are no reason to refuse a target.
+    let next_token_layers = fields.first(NEXT_TOKEN_LAYERS, MAX_LAYERS).ok().flatten().map(|layers| layers as u32);
+    let all_reduces = match (recognised.family.standing, recognised.family.shape) {
+        // The config of such a draft is its target's: the layers it counts are not the draft's.
+        (Standing::Draft(DraftKind::NextToken), _) => {
+            Some(AllReduceRule::Decoder { layers: next_token_layers.unwrap_or(1) })
+        }
+        (_, Shape::Decoder) => fields
+            .required(LAYERS, MAX_LAYERS, &mut missing)?
             .map(|layers| AllReduceRule::Decoder { layers: layers as u32 }),
-        Shape::OneMixer => fields.one_mixer(&mut missing)?,
-        Shape::Blocks => fields.blocks(&mut missing)?,
+        (_, Shape::OneMixer) => fields.one_mixer(&mut missing)?,
+        (_, Shape::Blocks) => fields.blocks(&mut missing)?,
     };
-    let vocab_size = fields.required("vocab_size", MAX_VOCABULARY, &mut missing)?;
+    let vocab_size = fields.required(VOCABULARY, MAX_VOCABULARY, &mut missing)?;
     let (Some(hidden_size), Some(all_reduces), Some(vocab_size)) = (hidden_size, all_reduces, vocab_size) else {
-        return Err(WorkloadError::MissingFields { name: name.to_owned(), fields: missing });
+        return Err(WorkloadError::MissingFields {
+            name: name.to_owned(),
+            architecture: unknown_architecture(recognised.architecture.as_deref(), recognised.family.standing),
+            fields: missing,
+        });
     };
+    for (names, largest) in [(HIDDEN_SIZE, MAX_HIDDEN_SIZE), (LAYERS, MAX_LAYERS), (VOCABULARY, MAX_VOCABULARY)] {
+        notes.extend(fields.older_name(names, largest));
+    }
 
     let (dtype, dtype_note) = fields.dtype();
     notes.extend(dtype_note);
     if fields.positive("hidden_size_per_layer_input", MAX_HIDDEN_SIZE).is_ok_and(|width| width.is_some()) {
         notes.push("the model has embeddings per layer; the collectives they add are not counted".to_owned());
     }
-    let shape = read_shape(&fields, hidden_size, all_reduces);
+    let (beside, beside_note) = quantisation_beside(quantisation);
+    notes.extend(beside_note);
+    let shape = match (recognised.family.standing, all_reduces) {
+        // Such a layer is like the target's last ones, and the config counts those.
+        (Standing::Draft(DraftKind::NextToken), AllReduceRule::Decoder { layers }) => {
+            let all = fields.first(LAYERS, MAX_LAYERS).ok().flatten().unwrap_or(1) as u32;
+            read_shape(&fields, hidden_size, AllReduceRule::Decoder { layers: all }, beside.as_ref())
+                .map(|shape| last_layers(&shape, layers))
+        }
+        _ => read_shape(&fields, hidden_size, all_reduces, beside.as_ref()),
+    };
     Ok(ModelConfig {
         name: name.to_owned(),
         architecture: recognised.architecture,
         standing: fields.standing(recognised.family.standing),
         hidden_size,
         vocab_size: Some(vocab_size),
-        attention_heads: fields.positive("num_attention_heads", MAX_HEADS)?,
-        key_value_heads: fields.positive("num_key_value_heads", MAX_HEADS)?,
+        draft_vocab_size: match recognised.family.standing {
+            Standing::Draft(_) => fields.positive("draft_vocab_size", MAX_VOCABULARY)?,
+            _ => None,
+        },
+        attention_heads: fields.first(HEADS, MAX_HEADS)?,
+        key_value_heads: fields.first(KEY_VALUE_HEADS, MAX_HEADS)?,
+        experts: fields.first(EXPERTS, MAX_HEADS).ok().flatten(),
+        next_token_layers,
         // Only a caveat hangs on it, so a strange value is no reason to refuse the model.
         mamba_groups: match recognised.family.shape {
             Shape::OneMixer => fields.positive("n_groups", MAX_HEADS).ok().flatten(),
@@ -199,23 +278,46 @@ impl<'a> Fields<'a> {
 
     fn positive(&self, field: &'static str, largest: u64) -> Result<Option<u64>, WorkloadError> {
         let Some(value) = self.get(field) else { return Ok(None) };
-        match value.as_u64() {
+        match whole_number(value) {
             Some(number) if (1..=largest).contains(&number) => Ok(Some(number)),
             _ => Err(self.invalid(field, format!("a whole number from 1 to {largest}"), value)),
         }
+    }
+
+    /// The name under which a field stands, those of the text model's own section first.
+    pub(super) fn name_of(&self, names: &Names) -> Option<&'static str> {
+        let in_level = |level: &Map<String, Value>| {
+            names.iter().copied().find(|name| level.get(*name).is_some_and(|value| !value.is_null()))
+        };
+        self.inner.and_then(in_level).or_else(|| in_level(self.outer))
+    }
+
+    /// As [`Fields::positive`], under whichever of its names the field stands.
+    fn first(&self, names: &Names, largest: u64) -> Result<Option<u64>, WorkloadError> {
+        match self.name_of(names) {
+            Some(name) => self.positive(name, largest),
+            None => Ok(None),
+        }
+    }
+
+    /// What to say where a field goes by a name that is no longer usual.
+    fn older_name(&self, names: &Names, largest: u64) -> Option<String> {
+        let name = self.name_of(names).filter(|name| *name != names[0])?;
+        let number = self.positive(name, largest).ok().flatten()?;
+        Some(format!("{name} is read as {}, {number}", names[0]))
     }
 
     /// As [`Fields::positive`]; what is absent is added to `missing`, so that one message can name
     /// everything.
     fn required(
         &self,
-        field: &'static str,
+        names: &Names,
         largest: u64,
         missing: &mut Vec<&'static str>,
     ) -> Result<Option<u64>, WorkloadError> {
-        let number = self.positive(field, largest)?;
+        let number = self.first(names, largest)?;
         if number.is_none() {
-            missing.push(field);
+            missing.push(names[0]);
         }
         Ok(number)
     }
@@ -291,7 +393,7 @@ impl<'a> Fields<'a> {
         if !(1..=MAX_LAYERS).contains(&listed_layers) {
             return Err(invalid(format!("1 to {MAX_LAYERS} layers long")));
         }
-        match self.positive("num_hidden_layers", MAX_LAYERS)? {
+        match self.first(LAYERS, MAX_LAYERS)? {
             Some(layers) if layers != listed_layers => Err(invalid(format!("as long as num_hidden_layers, {layers}"))),
             _ => Ok(listed as u32),
         }
@@ -331,6 +433,40 @@ impl<'a> Fields<'a> {
             known => known,
         }
     }
+}
+
+/// The architecture in words where nobody knows it, for a message that says what could be done.
+fn unknown_architecture(architecture: Option<&str>, standing: Standing) -> Option<String> {
+    match standing {
+        Standing::Unknown(_) => Some(architecture.map_or_else(|| "the architecture".to_owned(), shown)),
+        _ => None,
+    }
+}
+
+/// A whole number, also where a writer made a float of it.
+pub(super) fn whole_number(value: &Value) -> Option<u64> {
+    /// Beyond this a float no longer tells neighbours apart.
+    const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
+    value.as_u64().or_else(|| {
+        let number = value.as_f64().filter(|number| number.fract() == 0.0 && (0.0..=LARGEST_EXACT).contains(number))?;
+        Some(number as u64)
+    })
+}
+
+/// The section of an `hf_quant_config.json` that says how weights are stored, in the words of a
+/// `quantization_config`.
+fn quantisation_beside(text: Option<&str>) -> (Option<Value>, Option<String>) {
+    let Some(text) = text else { return (None, None) };
+    let section = (text.len() <= MAX_CONFIG_BYTES)
+        .then(|| parse_json(text, "hf_quant_config.json").ok())
+        .flatten()
+        .and_then(|mut value| value.get_mut("quantization").map(Value::take))
+        .filter(Value::is_object);
+    let unread = section.is_none().then(|| {
+        "hf_quant_config.json beside the config has no section \"quantization\" that could be read; it is left out"
+            .to_owned()
+    });
+    (section, unread)
 }
 
 /// The names under `architectures`, at most a handful: more is noise.
@@ -523,7 +659,8 @@ mod tests {
         assert_eq!(
             message,
             "test: hidden_size, num_hidden_layers are missing; give the config.json of the model itself, as its model \
-             card stores it"
+             card stores it (\"NewForCausalLM\" is not known here either: with these fields, --assume-decoder would \
+             count it as an ordinary decoder, 1 + 2 x layers all-reduces a pass)"
         );
     }
 
@@ -534,6 +671,7 @@ mod tests {
             ("hidden_size", json!(-1)),
             ("hidden_size", json!(4096.5)),
             ("hidden_size", json!("4096")),
+            ("hidden_size", json!(1e300)),
             ("num_hidden_layers", json!(u64::MAX)),
             ("vocab_size", json!([1])),
             ("num_attention_heads", json!({})),
@@ -557,6 +695,66 @@ mod tests {
         assert_eq!(of(&with("torch_dtype", json!("float8_e4m3fn"))), (DataType::Bf16, 1));
         assert_eq!(of(&with("torch_dtype", json!(16))), (DataType::Bf16, 1));
         assert_eq!(of(&with("dtype", json!("float16"))), (DataType::Fp16, 0));
+    }
+
+    #[test]
+    fn older_names_and_floats_are_read_and_the_names_are_noted() {
+        let old = json!({
+            "architectures": ["GPT2LMHeadModel"], "torch_dtype": "bfloat16", "n_embd": 1600.0, "n_layer": 48, "n_head": 25,
+            "vocab_size": 50257, "n_inner": null,
+        });
+        let config = parsed(&old);
+        assert_eq!((config.hidden_size, config.all_reduces.calls()), (1600, 97));
+        assert_eq!((config.attention_heads, config.key_value_heads), (Some(25), None));
+        assert_eq!(config.logits_bytes(3), Some(3 * 50_304 * 2), "rounded up to a multiple of 64");
+        assert_eq!(config.notes, ["n_embd is read as hidden_size, 1600", "n_layer is read as num_hidden_layers, 48"]);
+        let falcon = parsed(&with("n_head_kv", json!(4)));
+        assert_eq!(falcon.key_value_heads, Some(8), "today's name goes first");
+        // A section for the text model goes before what stands around it, whatever the names.
+        let nested = parsed(&json!({"hidden_size": 1, "num_hidden_layers": 1, "vocab_size": 10,
+            "text_config": {"d_model": 2048, "n_layers": 24, "vocab_size": 100}}));
+        assert_eq!((nested.hidden_size, nested.vocab_size), (2048, Some(100)));
+        assert!(refused(&with("hidden_size", json!(4096.5))).contains("found 4096.5"));
+    }
+
+    #[test]
+    fn what_another_file_says_of_weights_counts_where_the_config_is_silent() {
+        let mut config = llama();
+        config["intermediate_size"] = json!(14_336);
+        let bits = |config: &Value, beside: Option<&str>| {
+            let parsed = parse_config_beside(&config.to_string(), "test", beside).expect("valid");
+            let last = parsed.notes.last().cloned().unwrap_or_default();
+            (parsed.shape.expect("a shape").notes[0].clone(), last)
+        };
+        let nvfp4 = r#"{"producer": {"name": "modelopt"},
+            "quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}}"#;
+        let (told, _) = bits(&config, Some(nvfp4));
+        assert!(told.contains("attention 4.5, dense blocks 4.5"), "{told}");
+        for unreadable in ["", "[1]", "{\"quantization\": 4}"] {
+            let (told, note) = bits(&config, Some(unreadable));
+            assert!(told.contains("names no quantisation") && note.contains("is left out"), "{told} {note}");
+        }
+        config["quantization_config"] = json!({"quant_method": "fp8"});
+        assert!(bits(&config, Some(nvfp4)).0.contains("attention 8, dense"), "the config itself goes first");
+    }
+
+    #[test]
+    fn drafts_are_told_by_name_and_count_their_own_layers() {
+        let mut draft = with("architectures", json!(["LlamaForCausalLMEagle3"]));
+        draft["num_hidden_layers"] = json!(1);
+        draft["draft_vocab_size"] = json!(32_000);
+        let eagle = parsed(&draft);
+        assert_eq!(eagle.standing, Standing::Draft(DraftKind::Eagle3));
+        assert_eq!((eagle.all_reduces.calls(), eagle.draft_vocab_size), (3, Some(32_000)));
+        // Such a file is its target's: 61 layers are not the draft's.
+        let mut next = with("architectures", json!(["DeepseekV3ForCausalLMNextN"]));
+        next["num_hidden_layers"] = json!(61);
+        assert_eq!(parsed(&next).all_reduces.calls(), 3);
+        next["num_nextn_predict_layers"] = json!(2);
+        assert_eq!(parsed(&next).all_reduces.calls(), 5);
+        let target = parsed(&with("num_nextn_predict_layers", json!(1)));
+        assert_eq!((target.next_token_layers, target.all_reduces.calls()), (Some(1), 65));
+        assert_eq!(parsed(&with("num_nextn_predict_layers", json!(0))).next_token_layers, None);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use super::architecture::Standing;
 use super::batches::check_batches;
 use super::config::ModelConfig;
+use super::draft::{check_draft, draft_notes, draft_points};
+use super::layout::{Layout, check_layout, layout_notes, target_points};
 use super::{MAX_MESSAGE_BYTES, WorkloadError, marked, shown};
 use crate::collective::{Collective, DataType};
 use crate::engine::{Engine, PaddingUnit};
@@ -17,11 +19,6 @@ pub const MAX_CHUNK: u32 = 1 << 20;
 
 /// A second guarded prefill size, in tokens: short prompts and the rests of long ones.
 pub const SHORT_PREFILL_TOKENS: u32 = 2048;
-
-/// Engines round the vocabulary up to a multiple of this before they split it over the GPUs.
-/// Source: sgl-project/sglang, python/sglang/srt/layers/vocab_parallel_embedding.py, and the file
-/// of the same name in vllm-project/vllm; read in a snapshot, not run.
-const VOCABULARY_PADDING: u64 = 64;
 
 /// How far [`WorkloadError::TensorParallel`] looks for sizes that work.
 const LARGEST_SUGGESTED_WIDTH: u32 = 128;
@@ -44,13 +41,41 @@ pub struct WorkloadRequest {
     pub gpu_memory_mib: Option<u64>,
     /// Counts an architecture that is not known as an ordinary decoder.
     pub assume_decoder: bool,
+    /// How the model is spread beside tensor parallelism.
+    pub layout: Layout,
+    /// The model that proposes tokens, where its passes count too.
+    pub draft: Option<ModelConfig>,
+    /// Tokens it proposes one after the other; none for one less than the target checks.
+    pub draft_steps: Option<u32>,
+    /// Branches it follows in each step.
+    pub draft_top: u32,
+}
+
+impl Default for WorkloadRequest {
+    /// Two GPUs, one sequence, no engine, no speculation.
+    fn default() -> Self {
+        Self {
+            engine: Engine::None,
+            tensor_parallel: 2,
+            batches: vec![(1, 1.0)],
+            verify_tokens: 1,
+            chunk: None,
+            gpu_memory_mib: None,
+            assume_decoder: false,
+            layout: Layout::default(),
+            draft: None,
+            draft_steps: None,
+            draft_top: 1,
+        }
+    }
 }
 
 /// The collectives of one pass for every batch of the request, and those of prefill as guards.
 ///
 /// Each batch gives two points with its weight: the all-reduces of the padded pass and the
-/// all-gather of its logits. Weights sum to 1 over batches. Guard points carry batch 1 and weight
-/// 0: they decide nothing and must not regress.
+/// all-gather of its logits; layouts and a draft model add theirs, with the same weight. Weights sum
+/// to 1 over batches. Guard points carry batch 1 and weight 0: they decide nothing and must not
+/// regress.
 pub fn derive(config: &ModelConfig, request: &WorkloadRequest) -> Result<Workload, WorkloadError> {
     check(config, request)?;
     let mut assumptions = general_assumptions(config, request);
@@ -68,9 +93,12 @@ pub fn derive(config: &ModelConfig, request: &WorkloadRequest) -> Result<Workloa
         engine: request.engine.name().to_owned(),
         tensor_parallel: request.tensor_parallel,
         verify_tokens: request.verify_tokens,
+        draft: request.draft.as_ref().map(|draft| draft.name.clone()),
+        layout: request.layout.words(),
         points,
         guard,
         assumptions,
+        ..Workload::default()
     })
 }
 
@@ -78,7 +106,15 @@ pub fn derive(config: &ModelConfig, request: &WorkloadRequest) -> Result<Workloa
 pub(super) fn check(config: &ModelConfig, request: &WorkloadRequest) -> Result<(), WorkloadError> {
     check_request(request)?;
     check_architecture(config, request)?;
-    check_width(config, request.tensor_parallel)
+    check_layout(config, request)?;
+    if request.layout.attention_data_parallel {
+        // Every GPU holds all heads; what all share is the vocabulary.
+        let headless = ModelConfig { attention_heads: None, key_value_heads: None, ..config.clone() };
+        check_width(&headless, request.tensor_parallel)?;
+    } else {
+        check_width(config, request.tensor_parallel)?;
+    }
+    check_draft(request)
 }
 
 fn check_request(request: &WorkloadRequest) -> Result<(), WorkloadError> {
@@ -96,11 +132,11 @@ fn check_request(request: &WorkloadRequest) -> Result<(), WorkloadError> {
     Ok(check_batches(&request.batches)?)
 }
 
-fn check_architecture(config: &ModelConfig, request: &WorkloadRequest) -> Result<(), WorkloadError> {
+pub(super) fn check_architecture(config: &ModelConfig, request: &WorkloadRequest) -> Result<(), WorkloadError> {
     let name = config.name.clone();
     let architecture = config.architecture.as_deref().map_or_else(|| "this model".to_owned(), shown);
     match config.standing {
-        Standing::Draft => Err(WorkloadError::Draft { name, architecture }),
+        Standing::Draft(_) => Err(WorkloadError::Draft { name, architecture }),
         Standing::Unknown(reason) if !request.assume_decoder => {
             Err(WorkloadError::UnknownArchitecture { name, architecture, reason })
         }
@@ -108,7 +144,7 @@ fn check_architecture(config: &ModelConfig, request: &WorkloadRequest) -> Result
     }
 }
 
-fn check_width(config: &ModelConfig, tensor_parallel: u32) -> Result<(), WorkloadError> {
+pub(super) fn check_width(config: &ModelConfig, tensor_parallel: u32) -> Result<(), WorkloadError> {
     let Err(reason) = splits(config, tensor_parallel) else { return Ok(()) };
     let fits = (2..=LARGEST_SUGGESTED_WIDTH).filter(|width| splits(config, *width).is_ok()).collect();
     Err(WorkloadError::TensorParallel { name: config.name.clone(), tensor_parallel, reason, fits })
@@ -131,7 +167,7 @@ fn splits(config: &ModelConfig, tensor_parallel: u32) -> Result<(), String> {
     {
         return Err(format!("{heads} key-value heads neither divide evenly nor copy evenly"));
     }
-    if let Some(vocabulary) = padded_vocabulary(config)
+    if let Some(vocabulary) = config.padded_vocabulary()
         && !vocabulary.is_multiple_of(width)
     {
         return Err(format!("a vocabulary of {} does not divide evenly", group_thousands(vocabulary)));
@@ -139,14 +175,10 @@ fn splits(config: &ModelConfig, tensor_parallel: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// The vocabulary as the engines split it; none where the model has no head.
-pub(super) fn padded_vocabulary(config: &ModelConfig) -> Option<u64> {
-    config.vocab_size.map(|size| size.next_multiple_of(VOCABULARY_PADDING))
-}
-
 /// One pass of the target model over the sequences of a batch.
 pub(super) struct Pass {
-    batch: u32,
+    /// Sequences before padding.
+    pub(super) batch: u32,
     /// Tokens before padding.
     exact: u64,
     /// Tokens after it.
@@ -157,10 +189,24 @@ pub(super) struct Pass {
 
 impl Pass {
     pub(super) fn of(batch: u32, request: &WorkloadRequest) -> Self {
-        let padded =
-            request.engine.padded_tokens(batch, request.verify_tokens, request.gpu_memory_mib, request.tensor_parallel);
+        // Under attention data parallelism GPUs share sequences, and all pad to the same number.
+        let groups = if request.layout.attention_data_parallel { request.tensor_parallel } else { 1 };
+        let padded = request.engine.padded_tokens(
+            batch.div_ceil(groups),
+            request.verify_tokens,
+            request.gpu_memory_mib,
+            request.tensor_parallel,
+        );
         let exact = u64::from(batch) * u64::from(request.verify_tokens);
-        Self { batch, exact, tokens: padded.tokens, captured: padded.captured }
+        Self { batch, exact, tokens: padded.tokens * u64::from(groups), captured: padded.captured }
+    }
+
+    /// Sequences after padding, where the engine pads those.
+    pub(super) fn padded_sequences(&self, request: &WorkloadRequest) -> u64 {
+        match request.engine.padding_unit() {
+            Some(PaddingUnit::Sequences) => self.tokens / u64::from(request.verify_tokens),
+            Some(PaddingUnit::Tokens) | None => u64::from(self.batch),
+        }
     }
 
     /// What it is, in an error.
@@ -193,6 +239,15 @@ impl Pass {
                 self.tokens
             ));
         }
+        if request.layout.attention_data_parallel {
+            let sequences = self.padded_sequences(request);
+            let (each, ranks) = (sequences / u64::from(request.tensor_parallel), request.tensor_parallel);
+            let plural = if each == 1 { "sequence" } else { "sequences" };
+            return Some(format!(
+                "batch {batch} is {each} {plural} on each of {ranks} GPUs, padding included: {} rows in all",
+                self.tokens
+            ));
+        }
         if self.tokens == self.exact {
             return None;
         }
@@ -214,9 +269,10 @@ impl Pass {
         request: &WorkloadRequest,
         weight: f64,
     ) -> Result<Vec<Point>, WorkloadError> {
-        let phase = phase(request);
-        let mut points = vec![all_reduce(config, request, self.tokens, phase, || self.in_words(request))?];
-        points.extend(logits(config, request, self.logit_rows(request.engine), phase));
+        let rows = self.logit_rows(request.engine);
+        let mut points =
+            target_points(config, request, self.tokens, Some(rows), phase(request), || self.in_words(request))?;
+        points.extend(draft_points(request, self)?);
         for point in &mut points {
             point.batch = self.batch;
             point.weight = weight;
@@ -244,7 +300,7 @@ pub(super) fn message_bytes(
 }
 
 /// The all-reduces of a pass of `tokens` tokens, as a guard; `what` names the pass in an error.
-fn all_reduce(
+pub(super) fn all_reduce(
     config: &ModelConfig,
     request: &WorkloadRequest,
     tokens: u64,
@@ -266,15 +322,13 @@ fn all_reduce(
     }))
 }
 
-/// The all-gather of `rows` rows of logits, as a guard. The engines gather in the activation type,
-/// before anything is widened, with the vocabulary still padded. None without a head.
-fn logits(config: &ModelConfig, request: &WorkloadRequest, rows: u64, phase: PointPhase) -> Option<Point> {
+/// The all-gather of `rows` rows of logits, as a guard. None without a head.
+pub(super) fn logits(config: &ModelConfig, request: &WorkloadRequest, rows: u64, phase: PointPhase) -> Option<Point> {
     let plural = if rows == 1 { "row" } else { "rows" };
-    let vocabulary = padded_vocabulary(config)?;
     Some(marked(Point {
         collective: Collective::AllGather,
         dtype: config.dtype,
-        bytes: rows * vocabulary * config.dtype.size_bytes(),
+        bytes: config.logits_bytes(rows)?,
         ranks: request.tensor_parallel,
         calls_per_pass: 1,
         batch: 1,
@@ -293,7 +347,7 @@ pub(super) fn prefill_sizes(request: &WorkloadRequest) -> impl Iterator<Item = u
 }
 
 /// Prefill: the all-reduces of both sizes, and the logits of one sequence.
-fn guard_points(
+pub(super) fn guard_points(
     config: &ModelConfig,
     request: &WorkloadRequest,
     assumptions: &mut Vec<String>,
@@ -314,8 +368,10 @@ fn guard_points(
     let mut guard = Vec::with_capacity(3);
     for tokens in prefill_sizes(request) {
         let what = || format!("a prefill chunk of {tokens} tokens");
-        let point = all_reduce(config, request, u64::from(tokens), PointPhase::Prefill, what)?;
-        guard.push(Point { origin: format!("prefill of {tokens} tokens: {}", point.origin), ..point });
+        // The logits are those of one sequence's last token, whatever came before: they stand once, below.
+        for point in target_points(config, request, u64::from(tokens), None, PointPhase::Prefill, what)? {
+            guard.push(Point { origin: format!("prefill of {tokens} tokens: {}", point.origin), ..point });
+        }
     }
     if let Some(point) = logits(config, request, 1, PointPhase::Prefill) {
         guard.push(Point { origin: "prefill: logits of a sequence's last token".to_owned(), ..point });
@@ -326,11 +382,7 @@ fn guard_points(
 /// Everything that does not depend on one batch.
 fn general_assumptions(config: &ModelConfig, request: &WorkloadRequest) -> Vec<String> {
     let engine = request.engine;
-    let mut notes = vec![
-        "plain tensor parallelism: one group of all GPUs, without attention data parallelism, expert parallelism, \
-         sequence parallelism or pipeline stages"
-            .to_owned(),
-    ];
+    let mut notes = layout_notes(config, request);
     if let Standing::Unknown(reason) = config.standing {
         let architecture = config.architecture.as_deref().map_or_else(|| "the model".to_owned(), shown);
         notes.push(format!(
@@ -368,11 +420,7 @@ fn general_assumptions(config: &ModelConfig, request: &WorkloadRequest) -> Vec<S
             request.tensor_parallel
         ));
     }
-    if request.verify_tokens > 1 {
-        notes.push(
-            "the draft model's own passes are not included: these points are the target's verify pass".to_owned(),
-        );
-    }
+    notes.extend(draft_notes(request));
     if config.vocab_size.is_some() {
         notes.push("all-gathers of logits are listed, and this version does not measure them".to_owned());
     }
@@ -429,7 +477,7 @@ mod tests {
             verify_tokens,
             chunk: None,
             gpu_memory_mib: RTX_PRO_6000_MIB,
-            assume_decoder: false,
+            ..WorkloadRequest::default()
         }
     }
 
@@ -616,7 +664,7 @@ mod tests {
         assert_eq!(workload.points[0].calls_per_pass, 161);
         assert!(says(&workload, "because --assume-decoder was given (for a reason)"));
 
-        let draft = ModelConfig { standing: Standing::Draft, ..stranger };
+        let draft = ModelConfig { standing: Standing::Draft(crate::workload::DraftKind::Eagle3), ..stranger };
         let message = refused(&draft, &WorkloadRequest { assume_decoder: true, ..base });
         assert!(message.contains("target model"), "{message}");
     }
@@ -670,7 +718,7 @@ mod tests {
             };
             let batches: Vec<(u32, f64)> = batches.into_iter().collect();
             let request = WorkloadRequest {
-                engine, tensor_parallel, batches, verify_tokens, chunk: None, gpu_memory_mib, assume_decoder: false,
+                engine, tensor_parallel, batches, verify_tokens, gpu_memory_mib, ..WorkloadRequest::default()
             };
             let workload = derive(&config, &request).expect("within every bound");
             prop_assert_eq!(workload.points.len(), 2 * request.batches.len());

@@ -43,13 +43,19 @@ pub enum WorkloadError {
     },
     /// Fields the rule needs are not there, neither outside nor in the text model's own section.
     #[error(
-        "{name}: {} {} missing; give the config.json of the model itself, as its model card stores it",
+        "{name}: {} {} missing; give the config.json of the model itself, as its model card stores it{}",
         fields.join(", "),
-        if fields.len() == 1 { "is" } else { "are" }
+        if fields.len() == 1 { "is" } else { "are" },
+        architecture.as_deref().map_or_else(String::new, |architecture| format!(
+            " ({architecture} is not known here either: with these fields, --assume-decoder would count it as an \
+             ordinary decoder, 1 + 2 x layers all-reduces a pass)"
+        ))
     )]
     MissingFields {
         /// The config.
         name: String,
+        /// The architecture, where nobody knows it, quoted and shortened.
+        architecture: Option<String>,
         /// All of them.
         fields: Vec<&'static str>,
     },
@@ -93,13 +99,73 @@ pub enum WorkloadError {
     },
     /// A speculative draft where the target is wanted.
     #[error(
-        "{name}: {architecture} is a speculative draft; give the config.json of the target model that it drafts for"
+        "{name}: {architecture} is a speculative draft; give the config.json of the target model that it drafts for, and \
+         this one with --draft-model"
     )]
     Draft {
         /// The config.
         name: String,
         /// The architecture, quoted and shortened.
         architecture: String,
+    },
+    /// A log without a single call.
+    #[error(
+        "{name}: holds no line such as \"NCCL INFO AllReduce: opCount ... count ... datatype ...\"{}; start the server with \
+         NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL, its CUDA graphs off so that every step is logged, and keep what one \
+         step prints",
+        if *other_lines > 0 { format!(", and {other_lines} other lines of NCCL's") } else { String::new() }
+    )]
+    NoCalls {
+        /// The file.
+        name: String,
+        /// Lines of NCCL's that are no calls.
+        other_lines: u64,
+    },
+    /// A log of communicators of one rank.
+    #[error("{name}: every call in it is one rank's alone, which sends nothing; log a server over several GPUs")]
+    LoneRanks {
+        /// The file.
+        name: String,
+    },
+    /// A log that does not say how many ranks take part.
+    #[error("{name}: its lines do not say how many ranks take part; say so with --tp N")]
+    NoRanks {
+        /// The file.
+        name: String,
+    },
+    /// Calls, and none that is a collective of floating-point numbers.
+    #[error(
+        "{name}: none of the {calls} calls of a step is a collective of bf16, fp16 or fp32; what the server logs between \
+         steps is not what its passes issue"
+    )]
+    NoPoints {
+        /// The file.
+        name: String,
+        /// Calls of the step.
+        calls: usize,
+    },
+    /// A draft that cannot be used as asked.
+    #[error("speculative decoding does not work this way: {reason}")]
+    DraftUse {
+        /// What does not fit.
+        reason: String,
+    },
+    /// `--draft-model mtp` for a model that brings no such layers.
+    #[error(
+        "{name}: the config counts no layers for predicting the token after next (num_nextn_predict_layers), so the \
+         model cannot draft for itself; name the draft's config.json"
+    )]
+    NoNextTokenLayers {
+        /// The config.
+        name: String,
+    },
+    /// A way to spread the model that cannot be, or is not known.
+    #[error("{flag} does not work here: {reason}")]
+    Layout {
+        /// The flag that asks for it.
+        flag: &'static str,
+        /// Why not.
+        reason: String,
     },
     /// Fewer than two ranks.
     #[error("{ranks} GPU issues no collectives, so there is nothing to tune; use at least 2, for example --tp 2")]

@@ -2,11 +2,13 @@
 //!
 //! Three steps, each usable alone: [`parse_config`] reads what the collectives depend on,
 //! [`parse_batches`] reads which concurrencies matter and how much, and [`derive()`] turns both
-//! into a [`Workload`](crate::record::Workload). [`from_sizes`] makes one from bare message sizes.
+//! into a [`Workload`](crate::record::Workload). [`from_sizes`] makes one from bare message sizes,
+//! [`from_log()`] from what a running server logged.
 //! From the same two, [`pass_shape`] and [`pass_cases`] describe a forward pass with the model's own
 //! matrices, in which settings can compete as they will be used.
 //!
-//! The rule is that of plain tensor parallelism, where every layer is split over all GPUs. A pass
+//! The rule is that of plain tensor parallelism, where every layer is split over all GPUs (what other
+//! layouts and a draft model add stands in the modules of these names). A pass
 //! of T tokens issues one all-reduce of T x hidden size for the embedding, one for each attention
 //! block and one for each feed-forward block, strictly one after the other, and ends in one
 //! all-gather of the logits. Weights may be stored in 4 or 8 bits; the messages are activations
@@ -18,23 +20,31 @@ mod architecture;
 mod batches;
 mod config;
 mod derive;
+mod draft;
 mod error;
+mod from_log;
+mod layout;
 mod pass;
 mod presets;
 mod shape;
 mod sizes;
+mod step_log;
 mod steps;
 mod storage;
 
-pub use architecture::Standing;
+pub use architecture::{DraftKind, Standing};
 pub use batches::{BatchError, MAX_BATCH, MAX_BATCHES, parse_batches};
-pub use config::{AllReduceRule, MAX_CONFIG_BYTES, ModelConfig, parse_config};
+pub use config::{AllReduceRule, MAX_CONFIG_BYTES, ModelConfig, parse_config, parse_config_beside};
 pub use derive::{MAX_CHUNK, MAX_VERIFY_TOKENS, SHORT_PREFILL_TOKENS, WorkloadRequest, derive};
+pub use draft::next_token_draft;
 pub use error::WorkloadError;
+pub use from_log::{LogRequest, from_log, step_tokens};
+pub use layout::{Layout, MAX_STAGES};
 pub use pass::{pass_cases, pass_shape};
 pub use presets::{preset, preset_names};
 pub use shape::{Cache, FeedForwardShape, LayerShape, Matrix, ModelShape};
 pub use sizes::{MAX_SIZES, from_sizes};
+pub use step_log::{MAX_LOG_BYTES, StepLog};
 pub use steps::pass_steps;
 pub use storage::Stored;
 

@@ -5,9 +5,10 @@
 //! those cost more than the collectives show. At the few tokens of decoding a product takes as long
 //! as reading its weights does, so bytes are the measure here.
 
-use super::architecture::Standing;
-use super::derive::{Pass, check, message_bytes, padded_vocabulary, phase, prefill_sizes};
-use super::shape::{DRAFT_VOCABULARY, FeedForwardShape, LayerShape, Matrix};
+use super::architecture::{DraftKind, Standing};
+use super::derive::{Pass, check, message_bytes, phase, prefill_sizes};
+use super::draft::{Rounds, steps};
+use super::shape::{DRAFT_VOCABULARY, FeedForwardShape, LayerShape, Matrix, ModelShape};
 use super::{ModelConfig, Stored, WorkloadError, WorkloadRequest, shown};
 use crate::collective::DataType;
 use crate::engine::Engine;
@@ -30,9 +31,15 @@ pub fn pass_shape(config: &ModelConfig, request: &WorkloadRequest) -> Result<Pas
     check(config, request)?;
     let no_shape = |reasons: Vec<String>| WorkloadError::NoPassShape { name: config.name.clone(), reasons };
     let model = config.shape.as_ref().map_err(|reasons| no_shape(reasons.clone()))?;
+    if request.layout.attention_data_parallel {
+        return Err(no_shape(vec![
+            "under attention data parallelism a pass gathers and scatters, which the passes of this version do not"
+                .to_owned(),
+        ]));
+    }
     let ranks = request.tensor_parallel;
     // A head that shares its matrix with the embedding is read all the same.
-    let head = padded_vocabulary(config).map(|rows| Matrix {
+    let head = config.padded_vocabulary().map(|rows| Matrix {
         units: rows,
         unit_elements: config.hidden_size,
         stored: Stored::HALF,
@@ -42,14 +49,24 @@ pub fn pass_shape(config: &ModelConfig, request: &WorkloadRequest) -> Result<Pas
     if config.dtype != DataType::Bf16 {
         notes.push(format!("the model computes in {}; the trial computes and reduces in bf16", config.dtype));
     }
+    let stages = request.layout.pipeline_stages;
+    let layers = first_stage(model, stages);
+    if stages > 1 {
+        let count: u32 = layers.iter().map(|(count, _)| count).sum();
+        notes.push(format!(
+            "the pass is that of the first of {stages} pipeline stages: embedding and {count} layers, with no head and \
+             nothing sent on"
+        ));
+    }
     let shape = PassShape {
         format: FORMAT,
         model: config.name.clone(),
         hidden: config.hidden_size,
-        layers: model.layers.iter().map(|(count, layer)| run(*count, layer, ranks)).collect(),
-        head_bytes: head.map_or(0, |head| head.bytes(ranks)),
+        layers: layers.iter().map(|(count, layer)| run(*count, layer, ranks)).collect(),
+        head_bytes: head.filter(|_| stages == 1).map_or(0, |head| head.bytes(ranks)),
         embedding_reduces: config.vocab_size.is_some(),
-        draft: draft(&model.draft, request, &mut notes),
+        // The draft runs where the head is.
+        draft: if stages == 1 { draft(config, &model.draft, request, &mut notes) } else { None },
         notes,
     };
     let held = held_bytes(&shape);
@@ -114,6 +131,21 @@ fn general_notes(config: &ModelConfig) -> Vec<String> {
     notes
 }
 
+/// The layers of the first of so many stages, which share them as evenly as they can.
+fn first_stage(model: &ModelShape, stages: u32) -> Vec<(u32, LayerShape)> {
+    let all: u32 = model.layers.iter().map(|(count, _)| count).sum();
+    let mut left = all.div_ceil(stages);
+    let mut layers = Vec::new();
+    for (count, layer) in &model.layers {
+        let taken = left.min(*count);
+        if taken > 0 {
+            layers.push((taken, layer.clone()));
+        }
+        left -= taken;
+    }
+    layers
+}
+
 fn total(matrices: &[Matrix], ranks: u32) -> u64 {
     matrices.iter().fold(0, |sum, matrix| sum.saturating_add(matrix.bytes(ranks)))
 }
@@ -138,10 +170,28 @@ fn feed_forward(block: &FeedForwardShape, ranks: u32) -> FeedForward {
 }
 
 /// Passes of the draft before each verify pass, and what the draft is taken to be.
-fn draft(matrices: &[Matrix], request: &WorkloadRequest, notes: &mut Vec<String>) -> Option<DraftShape> {
-    let drafted = request.verify_tokens.saturating_sub(1);
+fn draft(
+    target: &ModelConfig,
+    matrices: &[Matrix],
+    request: &WorkloadRequest,
+    notes: &mut Vec<String>,
+) -> Option<DraftShape> {
+    let drafted = steps(request);
     if drafted == 0 {
         return None;
+    }
+    if let Some(draft) = &request.draft {
+        match known_draft(target, draft, request) {
+            Ok(shape) => {
+                notes.push(draft_note(draft, &shape));
+                return Some(shape);
+            }
+            Err(reasons) => notes.push(format!(
+                "the weights of the draft {} cannot be told, because {}; one is assumed in its place",
+                draft.name,
+                reasons.join(" and ")
+            )),
+        }
     }
     if matrices.is_empty() {
         notes.push("no draft model can be assumed; the passes before each verify pass are left out".to_owned());
@@ -169,7 +219,56 @@ fn draft(matrices: &[Matrix], request: &WorkloadRequest, notes: &mut Vec<String>
          over accepted tokens is left out",
         group_thousands(DRAFT_VOCABULARY)
     ));
-    Some(DraftShape { passes, bytes: total(matrices, request.tensor_parallel), reduces: DRAFT_REDUCES })
+    let bytes = total(matrices, request.tensor_parallel);
+    Some(DraftShape { passes, bytes, reduces: DRAFT_REDUCES, ..DraftShape::default() })
+}
+
+/// The passes of a draft whose config is known.
+fn known_draft(
+    target: &ModelConfig,
+    draft: &ModelConfig,
+    request: &WorkloadRequest,
+) -> Result<DraftShape, Vec<String>> {
+    let model = draft.shape.as_ref().map_err(Clone::clone)?;
+    let ranks = request.tensor_parallel;
+    let mut bytes = 0_u64;
+    for (count, layer) in &model.layers {
+        let mut layer_bytes = total(&layer.mixer, ranks);
+        if draft.standing == Standing::Draft(DraftKind::Eagle3) {
+            // Queries, keys and values read embedding and hidden state side by side; only the output
+            // projection, which comes last, is as wide as it says.
+            let inputs = layer.mixer.split_last().map_or(0, |(_, inputs)| total(inputs, ranks));
+            layer_bytes = layer_bytes.saturating_add(inputs);
+        }
+        let block = layer.feed_forward.as_ref().map_or(0, |block| feed_forward(block, ranks).bytes(1));
+        bytes = bytes.saturating_add(layer_bytes.saturating_add(block).saturating_mul(u64::from(*count)));
+    }
+    let head = draft.padded_vocabulary().map(|rows| Matrix {
+        units: rows,
+        unit_elements: draft.hidden_size,
+        stored: Stored::HALF,
+    });
+    let rounds = Rounds::of(request);
+    Ok(DraftShape {
+        passes: rounds.passes,
+        bytes: bytes.saturating_add(head.map_or(0, |head| head.bytes(ranks))),
+        reduces: draft.all_reduces.calls(),
+        hidden: (draft.hidden_size != target.hidden_size).then_some(draft.hidden_size),
+        tokens_per_sequence: (rounds.tokens != 1).then_some(rounds.tokens),
+        long_tokens_per_sequence: rounds.long,
+    })
+}
+
+fn draft_note(draft: &ModelConfig, shape: &DraftShape) -> String {
+    let long =
+        shape.long_tokens_per_sequence.map_or_else(String::new, |tokens| format!("one pass of {tokens} tokens, "));
+    format!(
+        "the draft {} reads {} of weights a pass: {long}{} of {} per sequence; routed experts as for one token",
+        draft.name,
+        format_size(shape.bytes),
+        shape.passes,
+        shape.tokens_per_sequence.unwrap_or(1)
+    )
 }
 
 /// Everything a rank holds of it, the embedding excepted; saturates.
@@ -207,9 +306,8 @@ mod tests {
             tensor_parallel,
             batches: parse_batches("1:3,4:1").expect("valid"),
             verify_tokens,
-            chunk: None,
             gpu_memory_mib: Some(97_887),
-            assume_decoder: false,
+            ..WorkloadRequest::default()
         }
     }
 

@@ -8,9 +8,29 @@ use crate::collective::DataType;
 
 /// Name and config text. The texts hold only the fields that decide the collectives and the weights
 /// a pass reads; `_source` inside names the public model card they were taken from.
-const PRESETS: [(&str, &str); 2] = [
+const PRESETS: [(&str, &str); 22] = [
+    ("deepseek-r1", include_str!("../../search-spaces/models/deepseek-r1.json")),
+    ("deepseek-v3", include_str!("../../search-spaces/models/deepseek-v3.json")),
+    ("deepseek-v3.2", include_str!("../../search-spaces/models/deepseek-v3.2.json")),
+    ("gemma-4-31b", include_str!("../../search-spaces/models/gemma-4-31b.json")),
+    ("glm-4.7", include_str!("../../search-spaces/models/glm-4.7.json")),
+    ("glm-5.2", include_str!("../../search-spaces/models/glm-5.2.json")),
+    ("gpt-oss-120b", include_str!("../../search-spaces/models/gpt-oss-120b.json")),
+    ("gpt-oss-20b", include_str!("../../search-spaces/models/gpt-oss-20b.json")),
     ("kimi-k2.5", include_str!("../../search-spaces/models/kimi-k2.5.json")),
+    ("llama-3.1-405b", include_str!("../../search-spaces/models/llama-3.1-405b.json")),
     ("llama-3.1-70b", include_str!("../../search-spaces/models/llama-3.1-70b.json")),
+    ("llama-3.1-8b", include_str!("../../search-spaces/models/llama-3.1-8b.json")),
+    ("minimax-m2.5", include_str!("../../search-spaces/models/minimax-m2.5.json")),
+    ("minimax-m2.7", include_str!("../../search-spaces/models/minimax-m2.7.json")),
+    ("mixtral-8x7b", include_str!("../../search-spaces/models/mixtral-8x7b.json")),
+    ("nemotron-3-nano-30b-a3b", include_str!("../../search-spaces/models/nemotron-3-nano-30b-a3b.json")),
+    ("nemotron-3-super-120b-a12b", include_str!("../../search-spaces/models/nemotron-3-super-120b-a12b.json")),
+    ("qwen3-235b-a22b", include_str!("../../search-spaces/models/qwen3-235b-a22b.json")),
+    ("qwen3-32b", include_str!("../../search-spaces/models/qwen3-32b.json")),
+    ("qwen3-8b", include_str!("../../search-spaces/models/qwen3-8b.json")),
+    ("qwen3-coder-480b-a35b", include_str!("../../search-spaces/models/qwen3-coder-480b-a35b.json")),
+    ("qwen3.5-397b-a17b", include_str!("../../search-spaces/models/qwen3.5-397b-a17b.json")),
 ];
 
 /// The one model that is no model.
@@ -25,9 +45,9 @@ pub fn preset(name: &str) -> Option<Result<ModelConfig, WorkloadError>> {
     Some(parse_config(text, name))
 }
 
-/// The names of all compiled-in models.
+/// The names of all compiled-in models, sorted.
 pub fn preset_names() -> impl Iterator<Item = &'static str> {
-    PRESETS.iter().map(|(name, _)| *name).chain([BENCH])
+    [BENCH].into_iter().chain(PRESETS.iter().map(|(name, _)| *name))
 }
 
 /// A fixed amount of work for each rank, whatever the width: 61 layers of a hidden state of 7,168
@@ -56,9 +76,12 @@ fn bench() -> ModelConfig {
         standing: Standing::MadeUp,
         hidden_size: HIDDEN,
         vocab_size: None,
+        draft_vocab_size: None,
         attention_heads: None,
         key_value_heads: None,
         mamba_groups: None,
+        experts: None,
+        next_token_layers: None,
         dtype: DataType::Bf16,
         all_reduces: AllReduceRule::LayersAlone { layers: LAYERS },
         notes: vec![
@@ -73,6 +96,27 @@ fn bench() -> ModelConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_sorted_and_each_stands_once() {
+        assert!(preset_names().is_sorted_by(|earlier, later| earlier < later));
+    }
+
+    #[test]
+    fn every_preset_is_counted_and_shaped_for_some_width() {
+        for name in preset_names() {
+            let config = preset(name).expect("listed").expect("valid");
+            assert!(!matches!(config.standing, Standing::Unknown(_) | Standing::Draft(_)), "{name}");
+            let request = crate::workload::WorkloadRequest { tensor_parallel: 8, ..Default::default() };
+            let shape = crate::workload::pass_shape(&config, &request).unwrap_or_else(|error| panic!("{error}"));
+            let parts: u32 = shape
+                .layers
+                .iter()
+                .map(|run| run.count * (u32::from(run.attention_reduces) + u32::from(run.feed_forward.is_some())))
+                .sum();
+            assert_eq!(u32::from(shape.embedding_reduces) + parts, config.all_reduces.calls(), "{name}");
+        }
+    }
 
     #[test]
     fn every_preset_parses_and_its_text_names_its_source() {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::config::{AllReduceRule, Fields, describe};
+use super::config::{AllReduceRule, EXPERTS, Fields, HEADS, KEY_VALUE_HEADS, Names, describe, whole_number};
 use super::storage::{Part, Quantisation, Stored};
 
 /// Bounds far above any model, so that products of a few of them fit 64 bits.
@@ -106,8 +106,16 @@ impl ModelShape {
 
 /// Reads the matrices, or says why not: which fields are missing or cannot be what they say. That
 /// is no reason to refuse the config: the collectives do not depend on them.
-pub(super) fn read_shape(fields: &Fields<'_>, hidden: u64, rule: AllReduceRule) -> Result<ModelShape, Vec<String>> {
-    let quantisation = Quantisation::read(fields.get("quantization_config").or(fields.get("compression_config")));
+///
+/// `beside` is what another file than the config says of how weights are stored.
+pub(super) fn read_shape(
+    fields: &Fields<'_>,
+    hidden: u64,
+    rule: AllReduceRule,
+    beside: Option<&Value>,
+) -> Result<ModelShape, Vec<String>> {
+    let inside = fields.get("quantization_config").or(fields.get("compression_config"));
+    let quantisation = Quantisation::read(inside.or(beside));
     let mut reader = Reader { fields, hidden, quantisation, problems: Vec::new(), formats: BTreeMap::new() };
     let mut shape = ModelShape::default();
     match rule {
@@ -214,10 +222,10 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// The first of these fields that holds a number above 0. Configs write null or 0 for what does
     /// not apply.
-    fn number(&mut self, names: &[&'static str], largest: u64) -> Option<u64> {
+    fn number(&mut self, names: &Names, largest: u64) -> Option<u64> {
         for name in names {
             let Some(value) = self.fields.get(name) else { continue };
-            match value.as_u64() {
+            match whole_number(value) {
                 Some(0) => {}
                 Some(number) if number <= largest => return Some(number),
                 _ => self
@@ -229,7 +237,7 @@ impl Reader<'_> {
     }
 
     /// The same, where the shape hangs on it; the first name is the one that is missed.
-    fn needed(&mut self, names: &[&'static str], largest: u64) -> u64 {
+    fn needed(&mut self, names: &Names, largest: u64) -> u64 {
         let before = self.problems.len();
         let number = self.number(names, largest);
         if number.is_none() && self.problems.len() == before {
@@ -359,8 +367,8 @@ impl Reader<'_> {
     }
 
     fn grouped(&mut self, gated_by_default: bool) -> Heads {
-        let query = self.needed(&["num_attention_heads"], MAX_HEADS);
-        let key_value = self.number(&["num_key_value_heads"], MAX_HEADS).unwrap_or(query);
+        let query = self.needed(HEADS, MAX_HEADS);
+        let key_value = self.number(KEY_VALUE_HEADS, MAX_HEADS).unwrap_or(query);
         let width = match self.number(&["head_dim"], MAX_HEAD_WIDTH) {
             Some(width) => width,
             None if self.hidden.is_multiple_of(query) => self.hidden / query,
@@ -408,7 +416,7 @@ impl Reader<'_> {
     fn latent(&mut self) -> Latent {
         let indexer = self.number(&["index_n_heads"], MAX_HEADS);
         Latent {
-            heads: self.needed(&["num_attention_heads"], MAX_HEADS),
+            heads: self.needed(HEADS, MAX_HEADS),
             query_rank: self.number(&["q_lora_rank"], MAX_WIDTH),
             key_value_rank: self.needed(&["kv_lora_rank"], MAX_WIDTH),
             plain_width: self.needed(&["qk_nope_head_dim"], MAX_HEAD_WIDTH),
@@ -495,7 +503,7 @@ impl Reader<'_> {
     }
 
     fn experts(&mut self, gated: bool) -> Option<Experts> {
-        let count = self.number(&["n_routed_experts", "num_experts", "num_local_experts"], MAX_EXPERTS)?;
+        let count = self.number(EXPERTS, MAX_EXPERTS)?;
         let per_token = self.needed(
             &["num_experts_per_tok", "experts_per_token", "num_experts_per_token", "top_k_experts", "moe_topk"],
             MAX_EXPERTS,
@@ -640,7 +648,7 @@ impl Reader<'_> {
     /// not run.
     fn blocks(&mut self, shape: &mut ModelShape) {
         const ROUND_TO: u64 = 256;
-        let query = self.needed(&["num_attention_heads"], MAX_HEADS);
+        let query = self.needed(HEADS, MAX_HEADS);
         let hidden = self.hidden;
         let blocks = self.list("block_configs").unwrap_or_default().to_vec();
         let off = |part: Option<&Value>| part.and_then(|part| part.get("no_op")).and_then(Value::as_bool) == Some(true);
@@ -680,8 +688,8 @@ impl Reader<'_> {
         // Drafts of models with small heads or experts are not built after those.
         const WIDTH_PER_HIDDEN: (u64, u64) = (7, 2);
         let hidden = self.hidden;
-        let Some(query) = self.number(&["num_attention_heads"], MAX_HEADS) else { return Vec::new() };
-        let key_value = self.number(&["num_key_value_heads"], MAX_HEADS).unwrap_or(query);
+        let Some(query) = self.number(HEADS, MAX_HEADS) else { return Vec::new() };
+        let key_value = self.number(KEY_VALUE_HEADS, MAX_HEADS).unwrap_or(query);
         let latent = self.fields.get("kv_lora_rank").is_some();
         let width = self.number(if latent { &["v_head_dim"] } else { &["head_dim"] }, MAX_HEAD_WIDTH);
         let width = width.unwrap_or_else(|| hidden.div_ceil(query));

@@ -61,6 +61,7 @@ pub fn from_sizes(sizes: &[u64], ranks: u32, dtype: DataType) -> Result<Workload
         points,
         guard: Vec::new(),
         assumptions,
+        ..Workload::default()
     })
 }
 

@@ -21,11 +21,16 @@ pub fn pass_steps(shape: &PassShape, case: &PassCase) -> Vec<PassStep> {
     };
     let reduce = PassStep::Reduce { elements: case.tokens * hidden };
     if let (Some(draft), PointPhase::Verify) = (&shape.draft, case.phase) {
-        let batch = u64::from(case.batch);
-        for _ in 0..draft.passes {
-            product(&mut steps, batch, draft.bytes);
+        let width = draft.hidden.unwrap_or(hidden);
+        let short = std::iter::repeat_n(draft.tokens_per_sequence.unwrap_or(1), draft.passes as usize);
+        for tokens_per_sequence in draft.long_tokens_per_sequence.into_iter().chain(short) {
+            let tokens = u64::from(case.batch) * u64::from(tokens_per_sequence);
+            if draft.bytes > 0 {
+                let columns = draft.bytes.div_ceil(2 * width).next_multiple_of(WIDTH);
+                steps.push(PassStep::Product { rows: tokens.max(1), inputs: width, columns });
+            }
             for _ in 0..draft.reduces {
-                steps.push(PassStep::Reduce { elements: batch * hidden });
+                steps.push(PassStep::Reduce { elements: tokens * width });
             }
         }
     }
@@ -97,7 +102,7 @@ mod tests {
             ],
             head_bytes: 1024 * 2 * 320,
             embedding_reduces: true,
-            draft: Some(DraftShape { passes: 2, bytes: 1024 * 2 * 160, reduces: 3 }),
+            draft: Some(DraftShape { passes: 2, bytes: 1024 * 2 * 160, reduces: 3, ..DraftShape::default() }),
             notes: Vec::new(),
         }
     }
@@ -130,6 +135,27 @@ mod tests {
         let verify = pass_steps(&shape, &case(4, PointPhase::Verify));
         assert_eq!(reduces(&verify), 2 * 3 + 1 + 2 * 3, "two draft passes come first");
         assert_eq!(verify[0], PassStep::Product { rows: 1, inputs: 1024, columns: 160 });
+    }
+
+    #[test]
+    fn a_draft_of_its_own_width_reads_what_was_accepted_in_one_longer_pass() {
+        let draft = DraftShape {
+            passes: 2,
+            bytes: 512 * 2 * 32,
+            reduces: 3,
+            hidden: Some(512),
+            tokens_per_sequence: Some(2),
+            long_tokens_per_sequence: Some(4),
+        };
+        let steps = pass_steps(
+            &PassShape { draft: Some(draft), ..shape() },
+            &PassCase { batch: 8, ..case(32, PointPhase::Verify) },
+        );
+        assert_eq!(reduces(&steps), 3 * 3 + 1 + 2 * 3);
+        assert_eq!(steps[0], PassStep::Product { rows: 32, inputs: 512, columns: 32 });
+        assert_eq!(steps[1], PassStep::Reduce { elements: 32 * 512 });
+        assert_eq!(steps[4], PassStep::Product { rows: 16, inputs: 512, columns: 32 });
+        assert_eq!(steps[5], PassStep::Reduce { elements: 16 * 512 });
     }
 
     #[test]

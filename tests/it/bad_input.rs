@@ -113,6 +113,53 @@ fn models_that_cannot_be_read_or_split() {
 }
 
 #[test]
+fn drafts_layouts_and_logs_that_cannot_be() {
+    let scene = Scene::new();
+    scene.write("eagle.json", DECODER.replace("BrandNewForCausalLM", "LlamaForCausalLMEagle3"));
+    scene.write("empty.log", "");
+    scene.write(
+        "tuning.log",
+        "n:1:1 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}\n",
+    );
+    scene.write("folder/notes.txt", "no log here");
+    assert_refused(
+        &scene,
+        &[
+            ("workload --model eagle.json", &["eagle.json", "speculative draft", "--draft-model"]),
+            ("workload --draft-model eagle.json", &["--verify-tokens"]),
+            ("workload --draft-model nowhere.json --verify-tokens 2", &["nowhere.json"]),
+            ("workload --draft-model mtp --verify-tokens 2", &["kimi-k2.5", "num_nextn_predict_layers"]),
+            ("workload --verify-tokens 8 --draft-steps 3", &["a chain of 3 steps", "--draft-topk"]),
+            ("workload --engine vllm --verify-tokens 8 --draft-topk 4", &["vLLM drafts chains"]),
+            ("workload --draft-steps 0", &["--draft-steps"]),
+            ("workload --model llama-3.1-70b --ep", &["--ep", "no routed experts"]),
+            ("workload --engine vllm --dp-attention", &["--dp-attention", "known for SGLang alone"]),
+            ("workload --tp 2 --pp 62", &["--pp", "fewer layers"]),
+            ("workload --pp 65", &["--pp", "1..=64"]),
+            ("tune --backend simulated --out X --pp 8", &["1 GPU issues no collectives"]),
+            ("workload --engine-version latest", &["--engine-version", "0.10.1"]),
+            ("workload --from-log empty.log", &["empty.log", "NCCL_DEBUG_SUBSYS=COLL"]),
+            (
+                "tune --backend simulated --out X --from-log tuning.log",
+                &["tuning.log", "1 other lines", "AllReduce: opCount"],
+            ),
+            ("workload --from-log nowhere.log", &["nowhere.log"]),
+            ("workload --from-log folder", &["folder"]),
+            ("workload --from-log empty.log --batch 4", &["--from-log", "--batch"]),
+            ("workload --from-log empty.log --model kimi-k2.6", &["did you mean", "kimi-k2.5"]),
+            (
+                "tune --backend simulated --out X --pin CUDA_DEVICE_MAX_CONNECTIONS=4",
+                &["SGLang sets CUDA_DEVICE_MAX_CONNECTIONS to 8 whatever was set", "--engine none"],
+            ),
+            (
+                "tune --backend simulated --out X --engine vllm --engine-version 0.9.0 --pin NCCL_CUMEM_ENABLE=1",
+                &["vLLM sets NCCL_CUMEM_ENABLE to 0"],
+            ),
+        ],
+    );
+}
+
+#[test]
 fn a_config_larger_than_any_is_not_read() {
     let scene = Scene::new();
     let file = fs::File::create(scene.path("huge.json")).unwrap();

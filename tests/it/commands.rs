@@ -23,7 +23,9 @@ fn tuned() -> Scene {
 #[test]
 fn help_says_what_there_is() {
     let scene = Scene::new();
-    for command in ["", "tune", "trial", "doctor", "workload", "explain", "emit"] {
+    for command in
+        ["", "tune", "trial", "doctor", "workload", "explain", "emit", "report", "import", "completions", "man"]
+    {
         let ended = scene.run(&format!("{command} --help")).ok();
         assert_shown(&format!("help-{}", if command.is_empty() { "all" } else { command }), &ended.shown());
     }
@@ -242,6 +244,118 @@ fn workload_of_a_speculating_server_in_every_format() {
 }
 
 #[test]
+fn workload_of_drafts_and_layouts() {
+    let scene = Scene::new();
+    scene.write(
+        "eagle.json",
+        r#"{"architectures": ["LlamaForCausalLMEagle3"], "torch_dtype": "bfloat16", "hidden_size": 7168,
+            "num_hidden_layers": 1, "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 128,
+            "intermediate_size": 18432, "vocab_size": 163840, "draft_vocab_size": 32000}"#,
+    );
+    for (name, flags) in [
+        ("draft", "--model kimi-k2.5 --tp 8 --batch 1 --verify-tokens 4 --draft-model eagle.json"),
+        ("dp-attention", "--model deepseek-v3 --tp 8 --batch 1,16 --dp-attention --ep"),
+        ("stages", "--model llama-3.1-70b --tp 4 --pp 2 --batch 4 --engine vllm --engine-version 0.10.1"),
+    ] {
+        let line = format!("workload {flags} --gpu-memory 96GiB");
+        assert_shown(&format!("workload-{name}"), &scene.run(&line).ok().shown());
+    }
+    // A chain of steps says how many tokens are checked.
+    let by = |flags: &str| scene.run(&format!("workload --batch 1 {flags} --format json")).ok().json();
+    assert_eq!(by("--draft-model eagle.json --draft-steps 3"), by("--draft-model eagle.json --verify-tokens 4"));
+    assert_eq!(by("--pp 2 --tp 4")["layout"][0], "2 pipeline stages");
+    // Without --tp the stages share the eight GPUs that are taken to be there.
+    let stages = scene.run("workload --pp 2 --format json").ok().json();
+    assert_eq!(stages["tensor_parallel"], 4);
+}
+
+/// What processes log of `steps` decode steps of Kimi-K2.5 over 8 GPUs, and a line of something else.
+fn kimi_log(steps: usize, all_reduces: usize) -> String {
+    let mut text = String::from("INFO: Started server process\n");
+    let mut call = |number: usize, name: &str, count: u64| {
+        for pid in 41..49 {
+            text.push_str(&format!(
+                "node:{pid}:{pid} [0] NCCL INFO {name}: opCount {number:x} sendbuff 0x1 recvbuff 0x2 count {count} datatype \
+                 9 op 0 root 0 comm 0x{pid} [nranks=8] stream 0x3\n"
+            ));
+        }
+    };
+    for step in 0..steps {
+        (0..all_reduces).for_each(|number| call(step + number, "AllReduce", 7168));
+        call(step, "AllGather", 163_840 / 8);
+    }
+    text
+}
+
+#[test]
+fn a_servers_log_is_a_workload() {
+    let scene = Scene::new();
+    scene.write("step.log", kimi_log(3, 123));
+    scene.write("fused.log", kimi_log(3, 2));
+    scene.write("fused-more.log", kimi_log(3, 62));
+    let ended = scene.run("workload --from-log step.log --model kimi-k2.5 --gpu-memory 96GiB").ok();
+    assert_shown("workload-from-log", &ended.shown());
+    let fused = scene.run("workload --from-log fused-more.log --model kimi-k2.5 --engine sglang").ok().stdout;
+    assert!(fused.contains("Where log and config disagree"), "{fused}");
+    assert!(fused.contains("the config makes 123 all-reduces a pass"), "{fused}");
+    let json = |line: &str| scene.run(&format!("workload {line} --format json")).ok().json();
+    let agreed = json("--from-log step.log --model kimi-k2.5");
+    assert_eq!(agreed.get("disagreements"), None);
+    assert_eq!((&agreed["points"][0]["calls_per_pass"], &agreed["points"][0]["phase"]), (&123.into(), &"step".into()));
+    assert!(json("--from-log fused.log --model kimi-k2.5")["disagreements"].as_array().unwrap().len() == 1);
+
+    // Tuned for as any workload, guarded and tried where the model is known.
+    let tune = "tune --backend simulated --seed 1 --from-log step.log --quiet";
+    let known = scene.run(&format!("{tune} --model kimi-k2.5 --out known --format json")).ok().json();
+    assert_eq!(known["points"][0]["bytes"], 14_336);
+    assert_eq!(known["guard"].as_array().unwrap().len(), 3);
+    assert!(known["trials"].as_array().unwrap().iter().any(|trial| trial["tokens"] == 1), "{}", known["trials"]);
+    let alone = scene.run(&format!("{tune} --out alone --format json")).ok().json();
+    assert_eq!(alone["guard"], serde_json::json!([]));
+    assert_eq!(alone["trials"], serde_json::json!([]));
+    let header = scene.read("alone/tuned.env");
+    assert!(header.contains("one step of a server's log"), "{header}");
+    // The log is needed once: a run goes on without it.
+    fs::remove_file(scene.path("step.log")).unwrap();
+    scene.run("tune --resume --out known --quiet").ok();
+}
+
+#[test]
+fn what_an_engine_sets_itself_holds_in_every_arm_and_is_named() {
+    let scene = Scene::new();
+    let run = |name: &str, flags: &str| {
+        scene.run(&format!("tune --backend simulated --seed 1 --no-trial --quiet --out {name} {flags}")).ok();
+        (scene.choice(name).required_environment, scene.read(&format!("{name}/tuned.env")))
+    };
+    let (held, file) = run("sglang", "--engine sglang");
+    assert_eq!(held.len(), 3, "{held:?}");
+    for line in [
+        "holds only while: CUDA_DEVICE_MAX_CONNECTIONS=8 (sglang sets it itself)",
+        "holds only while: NCCL_CUMEM_ENABLE=0 (sglang sets it itself)",
+        "holds only while: NCCL_NVLS_ENABLE=0 (sglang sets it itself)",
+    ] {
+        assert!(file.contains(line), "{line}\n{file}");
+    }
+    let (held, file) = run("old", "--engine vllm --engine-version v0.10.1.1");
+    assert_eq!(held.len(), 1);
+    assert!(file.contains("holds only while: NCCL_CUMEM_ENABLE=0 (vllm 0.10.1 sets it itself)"), "{file}");
+    assert!(file.contains("engine vllm 0.10.1"), "{file}");
+    for (name, flags) in [
+        ("vllm", "--engine vllm"),
+        ("new", "--engine vllm --engine-version 0.11.0"),
+        ("torch", "--engine torch"),
+        ("none", "--engine none"),
+    ] {
+        let (held, file) = run(name, flags);
+        assert!(held.is_empty() && !file.contains("sets it itself"), "{flags}: {held:?}");
+    }
+    // What the user pins goes before what the engine would set, and says so.
+    let ended = scene.run("tune --backend simulated --no-trial --dry-run --pin NCCL_CUMEM_ENABLE=1 --format json").ok();
+    let notices = ended.json()["notices"].to_string();
+    assert!(notices.contains("SGLang would set NCCL_CUMEM_ENABLE=0 itself and leaves 1 alone"), "{notices}");
+}
+
+#[test]
 fn emit_prints_the_files_of_the_run() {
     let scene = tuned();
     for (emit_as, file) in [("env", "tuned.env"), ("shell", "tuned.sh")] {
@@ -325,6 +439,7 @@ fn every_file_of_a_run_is_there_and_nothing_else() {
         "X/",
         "X/choice.json",
         "X/manifest.json",
+        "X/report.html",
         "X/run.jsonl",
         "X/run.lock",
         "X/summary.csv",

@@ -118,7 +118,7 @@ fn plant_tree(machine: &Machine, gpus: u32) {
     let scene = &machine.scene;
     scene.write("tree/proc/cpuinfo", "vendor_id : GenuineIntel\ncpu family : 6\nmodel : 143\n");
     let devices = scene.path("tree/sys/bus/pci/devices");
-    fs::create_dir_all(&devices).unwrap();
+    fs::create_dir_all(&devices).expect("a folder in a temporary directory");
     for gpu in 0..gpus {
         let address = format!("0000:{:02x}:00.0", 0x1a + gpu);
         let port = format!("pci0000:10/0000:10:{gpu:02x}.0");
@@ -127,7 +127,8 @@ fn plant_tree(machine: &Machine, gpus: u32) {
                 scene.write(&format!("tree/sys/devices/{folder}/{name}"), format!("{word}\n"));
             }
         }
-        symlink(format!("../../../devices/{port}/{address}"), devices.join(&address)).unwrap();
+        symlink(format!("../../../devices/{port}/{address}"), devices.join(&address))
+            .expect("a link in a temporary directory");
     }
 }
 

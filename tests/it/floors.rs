@@ -37,7 +37,10 @@ const FLOORS: &[(&str, &[&str])] = &[
             "workload",
         ],
     ),
-    ("tools", &["journal", "misjudged", "probe", "process", "quarantine", "repair", "shared_memory", "worker"]),
+    (
+        "tools",
+        &["journal", "misjudged", "nccl_tests", "probe", "process", "quarantine", "repair", "shared_memory", "worker"],
+    ),
     // Asks the probe what the machine is, so that work need not.
     ("discovery", &["discovery"]),
     ("work", &["backend", "search", "server"]),

@@ -7,6 +7,8 @@ mod bad_input;
 mod command;
 /// Whole commands as a user types them: both streams, the status, and the files.
 mod commands;
+/// Configs of published models against what their engines issue, and any folder of configs.
+mod configs;
 /// A run that is cut off at any event and at any byte, killed, stopped by signals or by a full disk:
 /// whatever it held is kept, and it goes on to the same answer.
 mod crash;
@@ -18,6 +20,8 @@ mod fakes;
 mod faults;
 /// Which module of `src/` may know which: the floors, and planted trees that must be caught.
 mod floors;
+/// What nccl-tests printed becomes a run: reported, replayed, or refused with nothing written.
+mod import;
 /// Arms that carry files, and boxes that NCCL misjudges: the repaired file is found, judged and kept.
 mod misjudged;
 /// What the model says NCCL would choose, against what NCCL chose.
@@ -32,6 +36,8 @@ mod quarantine;
 mod readme;
 /// Recorded runs replayed: the same verdict again, and another one from other numbers.
 mod replay;
+/// Reports of runs in every state, and that nothing from outside becomes markup.
+mod report;
 /// A run that was cut off anywhere goes on, and measures nothing twice.
 mod resume;
 /// Whole runs on the simulated machine, against what was planted in it.

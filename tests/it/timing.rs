@@ -62,7 +62,7 @@ fn time_us(machine: &SimulatedMachine, env: &BTreeMap<String, String>, bytes: u6
 /// Two rings over all eight GPUs at 24 GB/s each, as the source of the repaired figures describes, and the
 /// chains that go with them: NCCL goes on with as many channels as both have.
 fn two_rings() -> String {
-    let gpus: String = (0..8).map(|gpu| format!("<gpu dev=\"{gpu}\"/>")).collect();
+    let gpus = ["0", "1", "2", "3", "4", "5", "6", "7"].map(|gpu| format!("<gpu dev=\"{gpu}\"/>")).concat();
     let graph = |id: u32, pattern: u32| {
         format!(
             "<graph id=\"{id}\" pattern=\"{pattern}\" crossnic=\"0\" nchannels=\"2\" speedintra=\"24\" \

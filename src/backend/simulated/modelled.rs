@@ -96,13 +96,16 @@ pub(super) struct Carried {
     pub(super) flags: Vec<Flag>,
 }
 
+/// An environment, and a number of ranks.
+type Key = (BTreeMap<String, String>, u32);
+
 /// The communicators of a machine, each found once; rings and trees are searched once for all arms that
 /// change nothing about them.
 pub(super) struct Cache {
-    searched: RefCell<HashMap<(BTreeMap<String, String>, u32), Communicator>>,
+    searched: RefCell<HashMap<Key, Communicator>>,
     /// Where files are looked for that an environment does not name by a whole path.
     folder: Option<PathBuf>,
-    known: RefCell<HashMap<(BTreeMap<String, String>, u32), Rc<Result<Seen, String>>>>,
+    known: RefCell<HashMap<Key, Rc<Result<Seen, String>>>>,
 }
 
 impl Cache {
