@@ -1,10 +1,10 @@
-//! Times the same all-reduces with nccltune and with NVIDIA's nccl-tests, run after run in turn, and
+//! Times the same collectives with nccltune and with NVIDIA's nccl-tests, run after run in turn, and
 //! compares the means.
 //!
-//! nccl-tests is not part of this project: build its MPI variant and name the binary.
+//! nccl-tests is not part of this project: build its MPI variant and name the binary of the collective.
 //!
 //!     cargo run --release --example compare_with_nccl_tests -- \
-//!         --all-reduce-perf PATH --nccl-lib PATH --pin NCCL_P2P_DISABLE=1
+//!         --collective all_gather --perf PATH/all_gather_perf --nccl-lib PATH --pin NCCL_P2P_DISABLE=1
 //!
 //! Every run of either side is a fresh launch with one process per GPU. The exit status is 1 when the
 //! bias over sizes exceeds 2 % or the median absolute difference 3 %.
@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use clap::Parser;
+use nccltune::collective::{Collective, DataType, Form, Placement};
 use nccltune::journal;
 use nccltune::record::Event;
 use nccltune::stats;
@@ -31,9 +32,22 @@ const SIZES: std::ops::RangeInclusive<u32> = 12..=22;
 
 #[derive(Parser)]
 struct Arguments {
-    /// The all_reduce_perf binary of nccl-tests, built with MPI=1.
+    /// The collective: all_reduce, all_gather, reduce_scatter, broadcast, reduce or send_recv.
+    #[arg(long, default_value = "all_reduce", value_parser = parse_collective)]
+    collective: Collective,
+    /// Its binary of nccl-tests, built with MPI=1: all_reduce_perf, all_gather_perf, reduce_scatter_perf,
+    /// broadcast_perf, reduce_perf or sendrecv_perf.
+    #[arg(long, alias = "all-reduce-perf")]
+    perf: PathBuf,
+    /// The element type: bf16, fp16, fp32 or int8.
+    #[arg(long, default_value = "bf16", value_parser = parse_dtype)]
+    dtype: DataType,
+    /// Compare the out-of-place column; without it that of the form in which engines issue the collective.
     #[arg(long)]
-    all_reduce_perf: PathBuf,
+    out_of_place: bool,
+    /// Have nccl-tests tell the slowest rank, as nccltune does, instead of the mean over ranks.
+    #[arg(long)]
+    slowest: bool,
     /// The libnccl that both sides load; a folder of links makes it the loader's first choice.
     #[arg(long)]
     nccl_lib: PathBuf,
@@ -60,6 +74,31 @@ struct Arguments {
     keep: Option<PathBuf>,
 }
 
+fn parse_collective(text: &str) -> Result<Collective, String> {
+    Collective::parse(text).ok_or_else(|| format!("one of {}", Collective::ALL.map(Collective::name).join(", ")))
+}
+
+fn parse_dtype(text: &str) -> Result<DataType, String> {
+    DataType::parse(text).ok_or_else(|| format!("one of {}", DataType::ALL.map(DataType::name).join(", ")))
+}
+
+impl Arguments {
+    /// Which of nccl-tests' two columns is compared, and how nccltune is told so.
+    fn placement(&self) -> Placement {
+        if self.out_of_place { Placement::OutOfPlace } else { Form::usual(self.collective).placement }
+    }
+
+    /// The type as nccl-tests names it.
+    const fn type_of_theirs(&self) -> &'static str {
+        match self.dtype {
+            DataType::Bf16 => "bfloat16",
+            DataType::Fp16 => "half",
+            DataType::Fp32 => "float",
+            DataType::Int8 => "int8",
+        }
+    }
+}
+
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let arguments = Arguments::parse();
     let scratch = tempfile::tempdir()?;
@@ -82,7 +121,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
             }
         }
     }
-    Ok(report(&ours, &theirs, arguments.runs))
+    Ok(report(&ours, &theirs, &arguments))
 }
 
 fn merge(all: &mut BTreeMap<u64, Vec<f64>>, one: BTreeMap<u64, f64>) {
@@ -109,6 +148,14 @@ fn run_nccltune(arguments: &Arguments, out: &Path) -> Result<BTreeMap<u64, f64>,
             "--quiet",
         ])
         .args(["--tp", &arguments.ranks.to_string(), "--sizes", &sizes.join(",")])
+        .args(["--collective", arguments.collective.name(), "--dtype", arguments.dtype.name()])
+        .args([
+            "--placement",
+            match arguments.placement() {
+                Placement::InPlace => "in-place",
+                Placement::OutOfPlace => "out-of-place",
+            },
+        ])
         .arg("--nccl-lib")
         .arg(&arguments.nccl_lib)
         .arg("--out")
@@ -129,7 +176,8 @@ fn run_nccltune(arguments: &Arguments, out: &Path) -> Result<BTreeMap<u64, f64>,
     Ok(means)
 }
 
-/// The in-place column, per size.
+/// The column that is compared, per size. nccl-tests names the larger of send and receive buffer, as
+/// nccltune does.
 fn run_nccl_tests(arguments: &Arguments, links: &Path, keep: &Path) -> Result<BTreeMap<u64, f64>, Box<dyn Error>> {
     let library_path = match std::env::var("LD_LIBRARY_PATH") {
         Ok(path) => format!("{}:{path}", links.display()),
@@ -138,8 +186,9 @@ fn run_nccl_tests(arguments: &Arguments, links: &Path, keep: &Path) -> Result<BT
     let mut command = Command::new("mpirun");
     command
         .args(["--allow-run-as-root", "--bind-to", "none", "-np", &arguments.ranks.to_string()])
-        .arg(&arguments.all_reduce_perf)
-        .args(["-b", "4096", "-e", "4194304", "-f", "2", "-d", "bfloat16", "-w", "20"])
+        .arg(&arguments.perf)
+        .args(["-b", "4096", "-e", "4194304", "-f", "2", "-d", arguments.type_of_theirs(), "-w", "20"])
+        .args(["-a", if arguments.slowest { "3" } else { "1" }])
         .args(["-n", &arguments.operations.to_string(), "-G", &arguments.replays.to_string()])
         .env("LD_LIBRARY_PATH", library_path);
     for pin in &arguments.pins {
@@ -156,18 +205,30 @@ fn run_nccl_tests(arguments: &Arguments, links: &Path, keep: &Path) -> Result<BT
     for line in text.lines() {
         // size count type redop root | time algbw busbw #wrong | time algbw busbw #wrong
         let columns: Vec<&str> = line.split_whitespace().collect();
-        if let [size, _, "bfloat16", "sum", _, _, _, _, _, in_place, _, _, wrong] = columns[..] {
-            if wrong != "0" {
-                return Err(format!("nccl-tests found wrong results: {line}").into());
-            }
-            times.insert(size.parse()?, in_place.parse()?);
+        let [size, _, dtype, _, _, out_of_place, _, _, wrong_out, in_place, _, _, wrong_in] = columns[..] else {
+            continue;
+        };
+        if dtype != arguments.type_of_theirs() {
+            continue;
         }
+        let (time, wrong) = match arguments.placement() {
+            Placement::InPlace => (in_place, wrong_in),
+            Placement::OutOfPlace => (out_of_place, wrong_out),
+        };
+        if !["0", "N/A"].contains(&wrong) {
+            return Err(format!("nccl-tests found wrong results: {line}").into());
+        }
+        times.insert(size.parse()?, time.parse()?);
     }
     Ok(times)
 }
 
-fn report(ours: &BTreeMap<u64, Vec<f64>>, theirs: &BTreeMap<u64, Vec<f64>>, runs: u32) -> ExitCode {
-    println!("means over {runs} interleaved runs, microseconds per all-reduce");
+fn report(ours: &BTreeMap<u64, Vec<f64>>, theirs: &BTreeMap<u64, Vec<f64>>, arguments: &Arguments) -> ExitCode {
+    let form = Form::usual(arguments.collective).placed(arguments.placement());
+    println!(
+        "means over {} interleaved runs, microseconds per {} of {} ({form})",
+        arguments.runs, arguments.collective, arguments.dtype
+    );
     println!("{:>10} {:>10} {:>10} {:>8}   spread over runs", "bytes", "nccltune", "nccl-tests", "ratio");
     let mut differences = Vec::new();
     for (bytes, mine) in ours {

@@ -15,12 +15,12 @@ use crate::journal::{Journal, JournalError};
 use crate::knob::{self, Risk, Way};
 use crate::machine::NcclVersion;
 use crate::quarantine::quarantined;
-use crate::record::{Arm, ArmId, BlockLaunch, Event, JournalLine, Outcome, OutcomeKind, Phase, PointKey};
+use crate::record::{Arm, ArmId, BlockLaunch, Event, GatePoint, JournalLine, Outcome, OutcomeKind, Phase, PointKey};
 use crate::repair;
 use crate::search::{SearchContext, Strategy, Want};
 use crate::seed::Seed;
 use crate::space;
-use crate::workload::pass_steps;
+use crate::workload::{gate_points, pass_steps};
 
 /// Launches that one block may need beyond the planned ones, where failures tear launches apart.
 const EXTRA_LAUNCHES: usize = 64;
@@ -228,13 +228,13 @@ impl Campaign<'_> {
         evidence: &mut Evidence,
     ) -> Result<(), CampaignError> {
         let block = evidence.next_block();
-        let known = evidence.measured_cells() + evidence.failures().len() as u32;
+        let known = progress(evidence);
         let mut plans = self.plan_block(block, phase, arms, next_launch);
         let launches = plans
             .iter()
             .map(|plan| BlockLaunch {
                 launch: plan.launch,
-                arms: plan.communicators.iter().map(|communicator| communicator.arm.id.clone()).collect(),
+                arms: plan.communicators.iter().map(|communicator| communicator.arm.id.clone()).unique().collect(),
             })
             .collect();
         self.journal(journal, clock, evidence, Event::BlockPlanned { block, phase, launches })?;
@@ -291,7 +291,7 @@ impl Campaign<'_> {
         self.journal(journal, clock, evidence, Event::BlockEnded { block })?;
         self.void_if_uneven(block, phase, journal, clock, evidence)?;
         journal.sync()?;
-        if evidence.measured_cells() + evidence.failures().len() as u32 == known {
+        if progress(evidence) == known {
             // The strategy would want the same block again, for ever.
             return Err(BackendError::System(format!("block {block} neither measured nor failed anything")).into());
         }
@@ -395,6 +395,7 @@ impl Campaign<'_> {
             .iter()
             .map(|communicator| &communicator.arm)
             .filter(|arm| arms.contains(&arm.id))
+            .unique_by(|arm| &arm.id)
             .collect();
         if members.is_empty() {
             return None;
@@ -423,6 +424,7 @@ impl Campaign<'_> {
             match &event {
                 Event::CellMeasured(cell) => clock.advance_s(cell.duration_s),
                 Event::PassMeasured(pass) => clock.advance_s(pass.duration_s),
+                Event::GatePassed(gate) => clock.advance_s(gate.duration_s),
                 Event::CellFailed { duration_s, .. } => clock.advance_s(*duration_s),
                 Event::LaunchEnded { duration_s, .. } => {
                     let spent = clock.elapsed_s() - launch_start_s;
@@ -472,7 +474,7 @@ impl Campaign<'_> {
         for arm in arms.into_iter().sorted_by(|left, right| left.id.cmp(&right.id)) {
             let environment = match phase {
                 Phase::Search => self.launch_variables(arm),
-                Phase::Final | Phase::Trial => space::variables(arm),
+                Phase::Gate | Phase::Final | Phase::Trial => space::variables(arm),
             };
             match groups.iter_mut().find(|(known, _)| phase == Phase::Search && *known == environment) {
                 Some((_, members)) => members.push(arm),
@@ -482,7 +484,7 @@ impl Campaign<'_> {
         // Blocks of a trial are few, so chance alone would not balance their order: every second one
         // is the mirror image of the one before.
         let (order, mirrored) = match phase {
-            Phase::Search | Phase::Final => (block, false),
+            Phase::Search | Phase::Gate | Phase::Final => (block, false),
             Phase::Trial => (block / 2, block % 2 == 1),
         };
         let mut random = self.seed.derive("block-order", &order.to_string());
@@ -518,13 +520,25 @@ impl Campaign<'_> {
         let names: BTreeSet<String> = members.iter().flat_map(|arm| communicator_level(arm).into_keys()).collect();
         let communicators = members
             .iter()
-            .map(|arm| {
+            .flat_map(|arm| {
                 let own = communicator_level(arm);
-                CommunicatorPlan {
+                let plan = CommunicatorPlan {
                     arm: (*arm).clone(),
                     variables: names.iter().map(|name| (name.clone(), own.get(name).cloned())).collect(),
-                    points: if phase == Phase::Trial { Vec::new() } else { self.context.points.clone() },
-                    passes: if phase == Phase::Trial { self.passes() } else { Vec::new() },
+                    points: Vec::new(),
+                    checks: Vec::new(),
+                    passes: Vec::new(),
+                };
+                match phase {
+                    Phase::Search | Phase::Final => by_ranks(&self.context.points, |point| point.ranks)
+                        .into_iter()
+                        .map(|points| CommunicatorPlan { points, ..plan.clone() })
+                        .collect(),
+                    Phase::Gate => by_ranks(&self.checks(arm), |check| check.point.ranks)
+                        .into_iter()
+                        .map(|checks| CommunicatorPlan { checks, ..plan.clone() })
+                        .collect(),
+                    Phase::Trial => vec![CommunicatorPlan { passes: self.passes(), ..plan }],
                 }
             })
             .collect();
@@ -536,6 +550,26 @@ impl Campaign<'_> {
             cell_time_ms: self.context.settings.cell_time_ms,
             data_seed: self.seed.derive("data", &format!("block-{block}-launch-{launch}")).random(),
             environment,
+        }
+    }
+
+    /// What an arm must get right in the smoke gate: what all must, and the long check of LL128 for each
+    /// collective that the arm opens to it.
+    fn checks(&self, arm: &Arm) -> Vec<GatePoint> {
+        let Some(plan) = &self.context.gate else { return Vec::new() };
+        let opened = |check: &&GatePoint| self.opens_ll128(arm, check.point);
+        let points = gate_points(plan);
+        points.all.iter().chain(points.ll128.iter().filter(opened)).copied().collect()
+    }
+
+    /// Whether an arm lets NCCL run a collective with LL128 where it may not trust the link.
+    fn opens_ll128(&self, arm: &Arm, point: PointKey) -> bool {
+        let Some(text) = arm.env.get("NCCL_PROTO") else { return false };
+        match knob::read_as_nccl("NCCL_PROTO", text, self.nccl_version).value {
+            knob::ReadValue::Lists(lists) => {
+                lists.selected_for(point.collective.log_name()).is_some_and(|words| words.contains(&"LL128"))
+            }
+            _ => false,
         }
     }
 
@@ -594,7 +628,24 @@ fn measured_in_block(plan: &LaunchPlan, arm: &ArmId, evidence: &Evidence) -> boo
             .passes
             .iter()
             .any(|pass| evidence.passes(arm, pass.case.key()).iter().any(|value| value.block == plan.block))
+            || !communicator.checks.is_empty() && evidence.gate(arm).is_some_and(|gate| gate.block == plan.block)
     })
+}
+
+/// What a block must add to: cells that were measured, arms that passed the gate, failures.
+fn progress(evidence: &Evidence) -> u32 {
+    evidence.measured_cells() + evidence.gates_passed() + evidence.failures().len() as u32
+}
+
+/// Parts of a list over the same number of ranks each, most ranks first: each is a communicator.
+fn by_ranks<T: Copy>(all: &[T], ranks: impl Fn(&T) -> u32) -> Vec<Vec<T>> {
+    let sizes: Vec<u32> =
+        all.iter().map(&ranks).sorted_unstable_by_key(|size| std::cmp::Reverse(*size)).dedup().collect();
+    if sizes.is_empty() {
+        // An arm without points still has its communicator.
+        return vec![Vec::new()];
+    }
+    sizes.into_iter().map(|size| all.iter().copied().filter(|of| ranks(of) == size).collect()).collect()
 }
 
 /// Whether an arm sets something that is known to hang machines.
@@ -606,7 +657,7 @@ fn may_hang(arm: &Arm) -> bool {
 mod tests {
     use super::*;
     use crate::backend::Sink;
-    use crate::collective::{Collective, DataType};
+    use crate::collective::{Collective, DataType, Form};
     use crate::evidence::Objective;
     use crate::record::{CellMeasurement, Effective, Outcome, OutcomeKind, Point, PointPhase, Settings, Workload};
     use crate::search::Exhaustive;
@@ -685,6 +736,7 @@ mod tests {
             phase: PointPhase::Decode,
             measured: true,
             origin: String::new(),
+            form: Form::default(),
         };
         let key = point.key();
         let workload = Workload {
@@ -707,6 +759,7 @@ mod tests {
             most_trial_launches: None,
             trial: None,
             most_launches: None,
+            gate: None,
             budget_s: None,
         }
     }

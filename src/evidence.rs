@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use crate::record::{
-    Arm, ArmId, CellMeasurement, Effective, Event, Flag, JournalLine, OutcomeKind, PassCase, PassKey, PassMeasurement,
-    Phase, Point, PointKey, SetLine, Workload,
+    Arm, ArmId, CellMeasurement, Effective, Event, Flag, GatePass, JournalLine, OutcomeKind, PassCase, PassKey,
+    PassMeasurement, Phase, Point, PointKey, SetLine, Workload,
 };
 use crate::stats;
 
@@ -76,6 +76,7 @@ pub struct Evidence {
     /// Per arm: device bytes per rank and shared bytes, of each launch that held nothing else.
     memory: BTreeMap<ArmId, Vec<(u64, u64)>>,
     passes: BTreeMap<(ArmId, PassKey), Vec<PassValue>>,
+    gates: BTreeMap<ArmId, GatePass>,
     voided: BTreeMap<u32, String>,
     trial: Option<(Vec<ArmId>, String)>,
     planned: BTreeMap<u32, Vec<ArmId>>,
@@ -113,6 +114,11 @@ impl Evidence {
             }
             Event::CellMeasured(cell) => self.tell_cell(cell),
             Event::PassMeasured(pass) => self.tell_pass(pass),
+            Event::GatePassed(gate) => {
+                if self.phases.get(&gate.block) == Some(&Phase::Gate) {
+                    self.gates.insert(gate.arm.clone(), gate.clone());
+                }
+            }
             Event::BlockVoided { block, reason } => {
                 self.voided.insert(*block, reason.clone());
             }
@@ -266,6 +272,16 @@ impl Evidence {
             .len()
     }
 
+    /// How an arm passed the smoke gate, if it did.
+    pub fn gate(&self, arm: &ArmId) -> Option<&GatePass> {
+        self.gates.get(arm)
+    }
+
+    /// Arms that passed the smoke gate.
+    pub fn gates_passed(&self) -> u32 {
+        self.gates.len() as u32
+    }
+
     /// Blocks that count for nothing, with the reason.
     pub const fn voided(&self) -> &BTreeMap<u32, String> {
         &self.voided
@@ -408,6 +424,7 @@ impl Evidence {
                 let measured = match phase {
                     Phase::Search | Phase::Final => points.iter().all(cell),
                     Phase::Trial => passes.iter().all(pass),
+                    Phase::Gate => self.gates.get(*arm).is_some_and(|gate| gate.block == *block),
                 };
                 let failed = self.failures.iter().any(|failure| failure.arm == **arm && failure.block == *block);
                 !measured && !failed
@@ -554,11 +571,11 @@ pub fn default_arm(arms: &[Arm]) -> Option<&Arm> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{Collective, DataType};
+    use crate::collective::{Collective, DataType, Form};
     use crate::record::{BlockLaunch, PointPhase};
 
     fn key(bytes: u64) -> PointKey {
-        PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes, ranks: 2 }
+        PointKey::usual(Collective::AllReduce, DataType::Bf16, bytes, 2)
     }
 
     fn arm(name: &str) -> ArmId {
@@ -602,6 +619,7 @@ mod tests {
             phase: PointPhase::Decode,
             measured: true,
             origin: String::new(),
+            form: Form::default(),
         };
         Workload {
             format: 1,

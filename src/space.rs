@@ -366,6 +366,10 @@ fn is_usable(
         notices.push(format!("{variable}={value} is left out on NCCL {version}: {}", problem.message));
         return false;
     }
+    if let Some(harm) = knob::harm_to_others(variable, value, version) {
+        notices.push(format!("{variable}={value} is left out: {harm}"));
+        return false;
+    }
     let risk = knob.risk_of(value);
     if risk != Risk::None && !allowed_risks.contains(risk.name()) {
         notices.push(format!("{variable}={value} is left out: risk {} (take it with --allow-risk {0})", risk.name()));
@@ -557,10 +561,18 @@ mod tests {
 
     #[test]
     fn an_old_nccl_is_not_given_what_it_would_misread() {
-        let text = head() + "[[axis]]\nvariable = \"NCCL_PROTO\"\nvalues = [\"unset\", \"LL\", \"allreduce:Simple\"]\n";
+        let text = head()
+            + "[[axis]]\nvariable = \"NCCL_PROTO\"\nvalues = [\"unset\", \"Simple\", \"LL\", \"allreduce:Simple\"]\n\
+               [[axis]]\nvariable = \"NCCL_ALGO\"\nvalues = [\"unset\", \"Tree\"]\n";
         let space = parse(&text, "t").unwrap();
-        let old = enumerate(&space, &BTreeMap::new(), NcclVersion::v2(21, 5), &BTreeSet::new()).unwrap();
-        assert_eq!(old.arms.len(), 2, "{:?}", old.notices);
+        let at = |version| enumerate(&space, &BTreeMap::new(), version, &BTreeSet::new()).unwrap();
+        let old = at(NcclVersion::v2(21, 5));
+        let names: Vec<&str> = old.arms.iter().map(|arm| arm.name.as_str()).collect();
+        assert_eq!(names, ["default", "PROTO=Simple"], "{:?}", old.notices);
+        let told = |words: &str| old.notices.iter().any(|notice| notice.contains(words));
+        assert!(told("NCCL_PROTO=LL is left out: NCCL 2.21.5 has no lists for single collectives"));
+        assert!(told("NCCL_ALGO=Tree is left out") && told("leaves no algorithm for Broadcast"));
+        assert_eq!(at(NEW).arms.len(), 8, "newer ones can be told, and the smoke gate looks at the rest");
     }
 
     #[test]

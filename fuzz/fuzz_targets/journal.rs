@@ -33,6 +33,7 @@ static RUN: LazyLock<(Manifest, SearchContext)> = LazyLock::new(|| {
         points: measured_points(&manifest.workload),
         settings: manifest.settings.clone(),
         most_launches: None,
+            gate: None,
         most_trial_launches: None,
         trial: manifest.trial.clone(),
         budget_s: None,

@@ -12,7 +12,7 @@ use nccltune::record::{Arm, ArmId, Event, Phase, PointKey};
 use nccltune::seed::Seed;
 
 fn plan() -> LaunchPlan {
-    let point = |bytes| PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes, ranks: 2 };
+    let point = |bytes| PointKey::usual(Collective::AllReduce, DataType::Bf16, bytes, 2);
     let env = BTreeMap::from([("NCCL_MIN_NCHANNELS".to_owned(), "16".to_owned())]);
     let arm = Arm {
         id: ArmId("arm".to_owned()),
@@ -30,6 +30,7 @@ fn plan() -> LaunchPlan {
             arm,
             variables: BTreeMap::new(),
             points: vec![point(1), point(4096), point(4 << 30)],
+            checks: Vec::new(),
             passes: Vec::new(),
         }],
         cell_time_ms: 0.1,

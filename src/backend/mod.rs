@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use crate::error_kind::{Classified, ErrorKind};
-use crate::record::{Arm, Event, PassCase, PassStep, PassStream, Phase, PointKey};
+use crate::record::{Arm, Event, GatePoint, PassCase, PassStep, PassStream, Phase, PointKey};
 
 /// One launch: fresh processes, and what they measure in which order.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,10 +41,20 @@ pub struct CommunicatorPlan {
     pub arm: Arm,
     /// Communicator-level variables: set, or taken out because an earlier communicator set them.
     pub variables: BTreeMap<String, Option<String>>,
-    /// Points in order.
+    /// Points in order. All of them, and all checks, are over the same number of ranks.
     pub points: Vec<PointKey>,
+    /// What is run and checked, without timing, before the passes.
+    pub checks: Vec<GatePoint>,
     /// Forward passes in order, after the points.
     pub passes: Vec<PassPlan>,
+}
+
+impl CommunicatorPlan {
+    /// Ranks that take part, in groups of so many; none for all of them.
+    pub fn ranks(&self) -> Option<u32> {
+        let of_check = self.checks.first().map(|check| check.point.ranks);
+        self.points.first().map(|point| point.ranks).or(of_check)
+    }
 }
 
 /// One forward pass to be timed.
@@ -61,7 +71,9 @@ pub struct PassPlan {
 impl LaunchPlan {
     /// Cells of the launch.
     pub fn cell_count(&self) -> usize {
-        self.communicators.iter().map(|communicator| communicator.points.len() + communicator.passes.len()).sum()
+        let has_checks = |communicator: &CommunicatorPlan| usize::from(!communicator.checks.is_empty());
+        let cells = |communicator: &CommunicatorPlan| communicator.points.len() + communicator.passes.len();
+        self.communicators.iter().map(|communicator| cells(communicator) + has_checks(communicator)).sum()
     }
 }
 
@@ -127,6 +139,10 @@ pub trait Backend {
         Vec::new()
     }
 }
+
+/// Collectives of one run of the smoke gate: more than one, since what a graph chains may go wrong where a
+/// single one does not.
+pub const COLLECTIVES_PER_CHECK: u32 = 4;
 
 /// Collectives captured in one graph: enough to make the launch of the graph negligible, few enough
 /// to keep a replay of a big message short. It depends on nothing but the message, so that every arm

@@ -12,7 +12,9 @@ use itertools::Itertools;
 
 use super::room::Room;
 use super::simulated::round_us;
-use super::{Backend, BackendError, CommunicatorPlan, LaunchPlan, PassPlan, Sink, collectives_per_graph};
+use super::{
+    Backend, BackendError, COLLECTIVES_PER_CHECK, CommunicatorPlan, LaunchPlan, PassPlan, Sink, collectives_per_graph,
+};
 use crate::clock::{Clock, Deadline};
 use crate::discovery::{gpus_answer, keep_contexts};
 use crate::knob::{self, Proof, Way};
@@ -21,12 +23,12 @@ use crate::nccl_log::{self, NcclLog, Symptom};
 use crate::probe::normal_address;
 use crate::process::{ChildEvent, ChildSpec, Exit, Group, Supervisor};
 use crate::record::{
-    Arm, CellMeasurement, Effective, Event, Flag, GpuState, Outcome, OutcomeKind, PassMeasurement, PassVariant, Phase,
-    PointKey, SetLine,
+    Arm, BufferKind, CellMeasurement, Effective, Event, Flag, GatePass, GatePoint, GpuState, Outcome, OutcomeKind,
+    PassMeasurement, PassVariant, Phase, PointKey, SetLine,
 };
 use crate::shared_memory::SharedMemory;
 use crate::space;
-use crate::worker::protocol::{Answer, FailureKind, Order, PROTOCOL, WORKER_ARGUMENT, WorkPhase};
+use crate::worker::protocol::{Answer, FailureKind, Order, PROTOCOL, RankGroup, WORKER_ARGUMENT, WorkPhase};
 
 /// Wait for an order that does no work worth a phase.
 const PLAIN_WAIT: Duration = Duration::from_secs(10);
@@ -74,6 +76,8 @@ pub struct NcclSetup {
     pub files: PathBuf,
     /// The longest any phase of a step may take; the tool's own limits where there is none.
     pub phase_limit: Option<Duration>,
+    /// Whose memory messages lie in.
+    pub buffers: BufferKind,
 }
 
 /// The backend on GPUs.
@@ -244,6 +248,7 @@ impl NcclBackend {
                 arm,
                 variables: BTreeMap::new(),
                 points: Vec::new(),
+                checks: Vec::new(),
                 passes: Vec::new(),
             }],
             cell_time_ms: 0.0,
@@ -301,8 +306,14 @@ impl Backend for NcclBackend {
             .flat_map(|communicator| &communicator.points)
             .map(|point| plan.cell_time_ms / 1000.0 + 0.03 + point.bytes as f64 / 4e8)
             .sum();
+        let checks: f64 = plan
+            .communicators
+            .iter()
+            .flat_map(|communicator| &communicator.checks)
+            .map(|check| 0.01 + f64::from(check.repeats) * (0.01 + check.point.bytes as f64 / 4e8))
+            .sum();
         let passes: usize = plan.communicators.iter().map(|communicator| communicator.passes.len()).sum();
-        2.5 + 0.5 * plan.communicators.len() as f64 + cells + 2.0 * passes as f64
+        2.5 + 0.5 * plan.communicators.len() as f64 + cells + checks + 2.0 * passes as f64
     }
 
     fn notes(&self) -> Vec<String> {
@@ -330,8 +341,8 @@ impl<'a> Launch<'a> {
             .tempdir()
             .map_err(|error| system("could not make a folder for NCCL's logs", &error))?;
         let ranks = backend.setup.gpus.len();
-        let several = plan.communicators.len() > 1;
         let subsystems = if plan.cell_count() == 0 { DEBUG_SUBSYSTEMS_WITH_SEARCHES } else { backend.debug_subsystems };
+        let changes = plan.communicators.iter().any(|communicator| !communicator.variables.is_empty());
         let specs = (0..ranks)
             .map(|rank| {
                 let mut environment = backend.setup.environment.clone();
@@ -341,7 +352,7 @@ impl<'a> Launch<'a> {
                 environment.insert("NCCL_DEBUG_SUBSYS".to_owned(), subsystems.to_owned());
                 environment.insert("NCCL_DEBUG_FILE".to_owned(), text_of(&log_path(folder.path(), rank)));
                 environment.insert("CUDA_DEVICE_ORDER".to_owned(), "PCI_BUS_ID".to_owned());
-                if several {
+                if changes {
                     // NCCL's monitoring thread reads the environment; it must not run while a living
                     // worker changes it between communicators, whoever else asked for it. Finals keep it,
                     // as servers do.
@@ -370,11 +381,21 @@ impl<'a> Launch<'a> {
             return Err(broken);
         }
         let mut position = 0;
+        let mut gate: Option<GatePass> = None;
         for (index, communicator) in plan.communicators.iter().enumerate() {
             let clock = Clock::real();
             let mut point_now = None;
             let measured = self.measure_communicator(communicator, index, &mut position, &mut point_now, sink);
             match measured {
+                Ok(true) if !communicator.checks.is_empty() => {
+                    let passed = self.passed(gate.take(), communicator, clock.elapsed_s());
+                    let goes_on = plan.communicators.get(index + 1).is_some_and(|next| next.arm.id == passed.arm);
+                    if goes_on {
+                        gate = Some(passed);
+                    } else if sink(Event::GatePassed(passed)).is_break() {
+                        return Ok(());
+                    }
+                }
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 Err(broken) => {
@@ -384,6 +405,29 @@ impl<'a> Launch<'a> {
             }
         }
         self.step(|_| Order::Finish, Duration::ZERO).map(|_| ())
+    }
+
+    /// What an arm passed with this communicator, beside what it passed with those before.
+    fn passed(&self, before: Option<GatePass>, communicator: &CommunicatorPlan, duration_s: f64) -> GatePass {
+        let sum = |long: bool| -> u32 {
+            communicator.checks.iter().filter(|check| !long || check.repeats > 1).map(|check| check.repeats).sum()
+        };
+        let before = before.unwrap_or(GatePass {
+            arm: communicator.arm.id.clone(),
+            block: self.plan.block,
+            launch: self.plan.launch,
+            checks: 0,
+            ll128_checks: 0,
+            simulated: false,
+            duration_s: 0.0,
+        });
+        GatePass {
+            checks: before.checks + sum(false),
+            // Only the long check repeats anything.
+            ll128_checks: before.ll128_checks + sum(true),
+            duration_s: round_us(before.duration_s + duration_s),
+            ..before
+        }
     }
 
     fn failed(&self, arm: &Arm, point: Option<PointKey>, broken: &Broken, duration_s: f64) -> Event {
@@ -403,7 +447,10 @@ impl<'a> Launch<'a> {
             .plan
             .communicators
             .iter()
-            .flat_map(|communicator| &communicator.points)
+            .flat_map(|communicator| {
+                let checked = communicator.checks.iter().map(|check| check.point);
+                communicator.points.iter().copied().chain(checked)
+            })
             .map(|point| point.bytes)
             .max()
             .unwrap_or(0);
@@ -417,6 +464,7 @@ impl<'a> Launch<'a> {
             log_path: text_of(&log_path(&folder, rank)),
             data_seed: self.plan.data_seed,
             largest_bytes,
+            buffers: setup.buffers,
         };
         let orders: Vec<Order> = (0..self.ranks).map(hello).collect();
         let answers = self.step(|rank| orders[rank].clone(), seconds(largest_bytes as f64 / SLOWEST_BYTES_PER_S))?;
@@ -456,11 +504,26 @@ impl<'a> Launch<'a> {
         for (rank, answer) in self.step(|_| set.clone(), Duration::ZERO)?.into_iter().enumerate() {
             let Answer::VariablesSet = answer else { return Err(unexpected(rank, &answer)) };
         }
-        let unique_id = self.unique_id()?;
+        // Where the ranks meet in groups, each has an id; the first rank makes all of them.
+        let group_ranks = communicator.ranks().map_or(self.ranks, |ranks| ranks as usize);
+        if group_ranks == 0 || !self.ranks.is_multiple_of(group_ranks) {
+            let detail = format!("{} ranks do not part into groups of {group_ranks}", self.ranks);
+            return Err(broken(OutcomeKind::Unsupported, detail, false));
+        }
+        let unique_ids: Vec<String> =
+            (0..self.ranks / group_ranks).map(|_| self.unique_id()).collect::<Result<_, _>>()?;
         // What this communicator logs, beside what the launch has logged so far.
         let mut own = NcclLog::default();
-        let open = Order::OpenCommunicator { unique_id };
-        let answers = self.step(|_| open.clone(), Duration::ZERO)?;
+        let all_ranks = self.ranks;
+        let open = |rank: usize| Order::OpenCommunicator {
+            unique_id: unique_ids[rank / group_ranks].clone(),
+            group: (group_ranks < all_ranks).then_some(RankGroup {
+                number: (rank / group_ranks) as u32,
+                rank: (rank % group_ranks) as u32,
+                ranks: group_ranks as u32,
+            }),
+        };
+        let answers = self.step(open, Duration::ZERO)?;
         for (rank, answer) in answers.into_iter().enumerate() {
             let Answer::Opened { log } = answer else { return Err(unexpected(rank, &answer)) };
             self.note_log(rank, &log, &mut own);
@@ -489,6 +552,10 @@ impl<'a> Launch<'a> {
                 return Ok(false);
             }
         }
+        for check in &communicator.checks {
+            *point_now = Some(check.point);
+            self.check(*check, &mut own)?;
+        }
         *point_now = None;
         for pass in &communicator.passes {
             let measured = self.measure_pass(&communicator.arm, pass, &mut own)?;
@@ -496,7 +563,7 @@ impl<'a> Launch<'a> {
                 return Ok(false);
             }
         }
-        self.close_communicator(&communicator.arm, sink)
+        self.close_communicator(&communicator.arm, index, sink)
     }
 
     fn unique_id(&mut self) -> Result<String, Broken> {
@@ -537,6 +604,22 @@ impl<'a> Launch<'a> {
             }
         }
         Ok((collectives, slowest.into_iter().map(|us| round_us(us / f64::from(collectives))).collect()))
+    }
+
+    /// Runs one collective of the smoke gate, as often as it says.
+    fn check(&mut self, check: GatePoint, own: &mut NcclLog) -> Result<(), Broken> {
+        let GatePoint { point, repeats } = check;
+        let order = Order::Check { point, collectives: COLLECTIVES_PER_CHECK, repeats };
+        let moved = seconds(point.bytes as f64 * f64::from(COLLECTIVES_PER_CHECK) / SLOWEST_BYTES_PER_S);
+        let answers = self.step(|_| order.clone(), moved).map_err(|broken| {
+            let detail = format!("smoke gate, {point}: {}", broken.outcome.detail);
+            Broken { outcome: Outcome { detail, ..broken.outcome }, ..broken }
+        })?;
+        for (rank, answer) in answers.into_iter().enumerate() {
+            let Answer::Checked { log } = answer else { return Err(unexpected(rank, &answer)) };
+            self.note_log(rank, &log, own);
+        }
+        Ok(())
     }
 
     /// Times one forward pass in its variants.
@@ -676,14 +759,16 @@ impl<'a> Launch<'a> {
     }
 
     /// Leaves the communicator, and tells what memory it took.
-    fn close_communicator(&mut self, arm: &Arm, sink: Sink<'_>) -> Result<bool, Broken> {
+    fn close_communicator(&mut self, arm: &Arm, index: usize, sink: Sink<'_>) -> Result<bool, Broken> {
         let (mut device, mut shared) = (Vec::new(), Vec::new());
         for (rank, answer) in self.step(|_| Order::CloseCommunicator, Duration::ZERO)?.into_iter().enumerate() {
             let Answer::Closed { device_bytes, shared_bytes } = answer else { return Err(unexpected(rank, &answer)) };
             device.extend(device_bytes);
             shared.extend(shared_bytes);
         }
-        let complete = device.len() == self.ranks && shared.len() == self.ranks;
+        // A communicator of some ranks, or a second one, tells nothing about what an engine opens.
+        let is_first = self.plan.phase != Phase::Final || index == 0;
+        let complete = is_first && device.len() == self.ranks && shared.len() == self.ranks;
         let (Some(device_bytes_per_rank), true) = (device.into_iter().max(), complete) else { return Ok(true) };
         let measured = Event::MemoryMeasured {
             arm: arm.id.clone(),
@@ -930,7 +1015,7 @@ fn normal_word(word: &str) -> String {
 }
 
 fn effective_of(log: &NcclLog, point: PointKey) -> Effective {
-    let operation = log.operation(point.collective, point.bytes);
+    let operation = log.operation_of(point);
     Effective {
         transport: log.transport(),
         communicator_channels: log.communicator_channels(),

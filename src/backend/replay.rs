@@ -14,7 +14,8 @@ use rand::RngExt;
 
 use super::{Backend, BackendError, CommunicatorPlan, LaunchPlan, Sink};
 use crate::record::{
-    Arm, ArmId, CellMeasurement, Event, JournalLine, Outcome, OutcomeKind, PassKey, PassMeasurement, Phase, PointKey,
+    Arm, ArmId, CellMeasurement, Event, GatePass, JournalLine, Outcome, OutcomeKind, PassKey, PassMeasurement, Phase,
+    PointKey,
 };
 use crate::seed::Seed;
 
@@ -113,6 +114,9 @@ pub struct ReplayBackend {
     cells: BTreeMap<Phase, Blocks<PointKey, CellMeasurement>>,
     passes: Blocks<PassKey, PassMeasurement>,
     failures: BTreeMap<ArmId, Outcome>,
+    gates: BTreeMap<ArmId, GatePass>,
+    /// What made arms fail in the gate.
+    gate_failures: BTreeMap<ArmId, Outcome>,
     seed: Seed,
     /// Launches are redrawn around the recorded medians with this spread, where a run holds too few.
     assumed_noise: Option<f64>,
@@ -133,6 +137,7 @@ impl ReplayBackend {
             })
             .collect();
         let mut failures = BTreeMap::new();
+        let (mut gates, mut gate_failures) = (BTreeMap::new(), BTreeMap::new());
         for line in lines {
             match &line.event {
                 Event::BlockPlanned { block, phase, .. } => {
@@ -146,7 +151,13 @@ impl ReplayBackend {
                 Event::PassMeasured(pass) if !voided.contains(&pass.block) => {
                     passes.add(pass.block, &pass.arm, pass.pass, pass.clone());
                 }
-                Event::CellFailed { arm, outcome, .. } => {
+                Event::GatePassed(gate) => {
+                    gates.insert(gate.arm.clone(), gate.clone());
+                }
+                Event::CellFailed { arm, outcome, block, .. } => {
+                    if phases.get(block) == Some(&Phase::Gate) {
+                        gate_failures.insert(arm.clone(), outcome.clone());
+                    }
                     failures.insert(arm.clone(), outcome.clone());
                 }
                 _ => {}
@@ -155,7 +166,7 @@ impl ReplayBackend {
         if cells.is_empty() {
             return Err(BackendError::Unusable("the recorded run holds no measurement".to_owned()));
         }
-        Ok(Self { cells, passes, failures, seed, assumed_noise, missing: BTreeSet::new() })
+        Ok(Self { cells, passes, failures, gates, gate_failures, seed, assumed_noise, missing: BTreeSet::new() })
     }
 
     /// Most paired launches that were recorded in the final.
@@ -218,7 +229,7 @@ impl ReplayBackend {
         // then stand in.
         let other = match plan.phase {
             Phase::Search => Phase::Final,
-            Phase::Final | Phase::Trial => Phase::Search,
+            Phase::Gate | Phase::Final | Phase::Trial => Phase::Search,
         };
         let draw: u32 = self.seed.derive("replay-block", &plan.block.to_string()).random();
         [plan.phase, other].into_iter().find_map(|phase| {
@@ -227,6 +238,33 @@ impl ReplayBackend {
             let launches = blocks.values().cycle().skip(first).take(blocks.len()).filter_map(|arms| arms.get(arm));
             launches.into_iter().find(|launch| points.iter().all(|point| launch.contains_key(point)))
         })
+    }
+
+    /// What the recorded gate said of an arm.
+    fn gate(&mut self, plan: &LaunchPlan, arm: &Arm) -> Event {
+        if let Some(gate) = self.gates.get(&arm.id) {
+            return Event::GatePassed(GatePass { block: plan.block, launch: plan.launch, ..gate.clone() });
+        }
+        let failed_then = self.gate_failures.get(&arm.id).cloned();
+        if failed_then.is_none() && self.assumed_noise.is_some() {
+            // Who asks for redrawn launches asks for arms that were no finalists then; that nothing was
+            // checked shows in the count.
+            return Event::GatePassed(GatePass {
+                arm: arm.id.clone(),
+                block: plan.block,
+                launch: plan.launch,
+                checks: 0,
+                ll128_checks: 0,
+                simulated: false,
+                duration_s: 0.0,
+            });
+        }
+        let outcome = failed_then.unwrap_or_else(|| {
+            self.missing.insert(arm.id.clone());
+            let detail = "the recorded run holds no smoke gate of this arm".to_owned();
+            Outcome { kind: OutcomeKind::NotRecorded, detail }
+        });
+        failed(plan, arm, None, outcome)
     }
 
     /// The same for the passes of a trial.
@@ -277,7 +315,20 @@ impl Backend for ReplayBackend {
         self.passes.give(plan.block, &arms, &passes.map(|pass| pass.case.key()).collect_vec());
         let mut duration_s = 0.0;
         let mut position = 0;
+        let gated = plan.communicators.iter().filter(|communicator| !communicator.checks.is_empty());
+        for arm in gated.map(|communicator| &communicator.arm).unique_by(|arm| &arm.id) {
+            let event = self.gate(plan, arm);
+            if let Event::GatePassed(gate) = &event {
+                duration_s += gate.duration_s;
+            }
+            if sink(event).is_break() {
+                return Ok(());
+            }
+        }
         for (index, communicator) in plan.communicators.iter().enumerate() {
+            if communicator.points.is_empty() {
+                continue;
+            }
             let cells = match self.cells(plan, communicator) {
                 Ok(cells) => cells,
                 Err(failed) => {

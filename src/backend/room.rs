@@ -187,6 +187,7 @@ mod tests {
             arm: fixtures::arm(name, env),
             variables: BTreeMap::new(),
             points: Vec::new(),
+            checks: Vec::new(),
             passes: Vec::new(),
         };
         LaunchPlan {

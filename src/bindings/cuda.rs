@@ -194,7 +194,77 @@ impl Device {
         self.context.bind_to_thread().map_err(cuda_error("could not make the context current"))?;
         // SAFETY: the context is current; the memory is freed once, by the buffer's destructor.
         let pointer = unsafe { result::malloc_sync(bytes) }.map_err(cuda_error("could not allocate GPU memory"))?;
-        Ok(DeviceBuffer { context: self.context.clone(), pointer, bytes })
+        Ok(DeviceBuffer { context: self.context.clone(), pointer, bytes, owner: Owner::Plain })
+    }
+
+    /// Device memory as segments that are mapped one after another into one range of addresses
+    /// (cuMemCreate, cuMemMap), as PyTorch's allocator takes it with `expandable_segments:True`. Each may
+    /// be shared with other processes, which NCCL needs where it registers buffers of graphs.
+    #[expect(unsafe_code, reason = "foreign calls")]
+    pub fn allocate_segments(&self, bytes: usize) -> Result<DeviceBuffer, CudaError> {
+        let failed = cuda_error("could not allocate GPU memory in segments");
+        self.context.bind_to_thread().map_err(cuda_error("could not make the context current"))?;
+        let location = sys::CUmemLocation {
+            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: self.context.ordinal() as i32,
+        };
+        let wanted = sys::CUmemAllocationProp {
+            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            location,
+            win32HandleMetaData: std::ptr::null_mut(),
+            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: 0,
+                usage: 0,
+                reserved: [0; 4],
+            },
+        };
+        let mut granularity = 0;
+        let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        // SAFETY: both pointers are to living values.
+        unsafe { sys::cuMemGetAllocationGranularity(&raw mut granularity, &raw const wanted, least) }
+            .result()
+            .map_err(&failed)?;
+        let size = if bytes > SMALL_SEGMENT { LARGE_SEGMENT } else { SMALL_SEGMENT };
+        let segment = size.next_multiple_of(granularity.max(1));
+        let length = bytes.max(1).next_multiple_of(segment);
+        let mut base = 0;
+        // SAFETY: the pointer is to a living address.
+        unsafe { sys::cuMemAddressReserve(&raw mut base, length, 0, 0, 0) }.result().map_err(&failed)?;
+        // From here on the destructor gives back what there is.
+        let mut buffer = DeviceBuffer {
+            context: self.context.clone(),
+            pointer: base,
+            bytes,
+            owner: Owner::Segments { segment, reserved: length, handles: Vec::new() },
+        };
+        for place in (0..length).step_by(segment) {
+            let mut handle = 0;
+            // SAFETY: both pointers are to living values.
+            unsafe { sys::cuMemCreate(&raw mut handle, segment, &raw const wanted, 0) }.result().map_err(&failed)?;
+            // SAFETY: the place lies inside the range that was reserved, and nothing is mapped there yet.
+            let mapped = unsafe { sys::cuMemMap(base + place as u64, segment, 0, handle, 0) }.result();
+            if let Err(error) = mapped {
+                // SAFETY: it was just made and is mapped nowhere.
+                let _ = unsafe { sys::cuMemRelease(handle) };
+                return Err(failed(error));
+            }
+            if let Owner::Segments { handles, .. } = &mut buffer.owner {
+                handles.push(handle);
+            }
+        }
+        let access =
+            sys::CUmemAccessDesc { location, flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+        // SAFETY: the whole range is mapped by now.
+        unsafe { sys::cuMemSetAccess(base, length, &raw const access, 1) }.result().map_err(&failed)?;
+        Ok(buffer)
+    }
+
+    /// Takes over memory that somebody else's allocator made on this device; `free` gives it back.
+    pub(super) fn adopt(&self, pointer: *mut c_void, bytes: usize, free: Box<dyn FnOnce(*mut c_void)>) -> DeviceBuffer {
+        let owner = Owner::Other(Some(free));
+        DeviceBuffer { context: self.context.clone(), pointer: pointer as sys::CUdeviceptr, bytes, owner }
     }
 
     /// Captures what `body` enqueues on the stream into a graph.
@@ -267,7 +337,7 @@ impl Device {
     ///
     /// If the data reaches beyond the buffer: that is a defect of the caller.
     #[expect(unsafe_code, reason = "foreign call")]
-    pub fn write(&self, buffer: &DeviceBuffer, offset: usize, data: &[u16]) -> Result<(), CudaError> {
+    pub fn write<T: Plain>(&self, buffer: &DeviceBuffer, offset: usize, data: &[T]) -> Result<(), CudaError> {
         assert!(offset + size_of_val(data) <= buffer.bytes, "a write stays inside the buffer");
         // SAFETY: the range is inside a living allocation (asserted above), and the data outlives the
         // copy, since the stream is synchronized before this returns.
@@ -281,20 +351,69 @@ impl Device {
     /// # Panics
     ///
     /// If either buffer is shorter: that is a defect of the caller.
-    #[expect(unsafe_code, reason = "foreign call")]
     pub fn copy(&self, from: &DeviceBuffer, to: &DeviceBuffer, bytes: usize) -> Result<(), CudaError> {
-        assert!(bytes <= from.bytes && bytes <= to.bytes, "a copy stays inside both buffers");
+        self.copy_to(from, to, 0, bytes)
+    }
+
+    /// Enqueues a copy of the first `bytes` of one buffer into another, `offset` bytes behind its start.
+    ///
+    /// # Panics
+    ///
+    /// If either buffer is shorter: that is a defect of the caller.
+    #[expect(unsafe_code, reason = "foreign call")]
+    pub fn copy_to(
+        &self,
+        from: &DeviceBuffer,
+        to: &DeviceBuffer,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        assert!(bytes <= from.bytes && offset + bytes <= to.bytes, "a copy stays inside both buffers");
         // SAFETY: both ranges are inside living allocations (asserted above).
-        unsafe { result::memcpy_dtod_async(to.pointer, from.pointer, bytes, self.stream.cu_stream()) }
+        unsafe { result::memcpy_dtod_async(to.pointer + offset as u64, from.pointer, bytes, self.stream.cu_stream()) }
             .map_err(cuda_error("could not enqueue a copy"))
     }
+
+    /// Enqueues filling the first `bytes` of a buffer with one value.
+    ///
+    /// # Panics
+    ///
+    /// If the buffer is shorter: that is a defect of the caller.
+    #[expect(unsafe_code, reason = "foreign call")]
+    pub fn fill(&self, buffer: &DeviceBuffer, value: u8, bytes: usize) -> Result<(), CudaError> {
+        assert!(bytes <= buffer.bytes, "a fill stays inside the buffer");
+        // SAFETY: the range is inside a living allocation (asserted above).
+        unsafe { result::memset_d8_async(buffer.pointer, value, bytes, self.stream.cu_stream()) }
+            .map_err(cuda_error("could not enqueue a fill"))
+    }
 }
+
+/// Bytes of a segment for small memory and for all other, as PyTorch's allocator takes them (its small and
+/// large buffer; c10/cuda/CUDACachingAllocator.cpp, read in a snapshot, not run).
+const SMALL_SEGMENT: usize = 2 << 20;
+const LARGE_SEGMENT: usize = 20 << 20;
+
+/// Whose memory a buffer is.
+enum Owner {
+    /// The driver's, by cuMemAlloc.
+    Plain,
+    /// The driver's, mapped segment by segment.
+    Segments { segment: usize, reserved: usize, handles: Vec<sys::CUmemGenericAllocationHandle> },
+    /// Of an allocator that takes it back.
+    Other(Option<Box<dyn FnOnce(*mut c_void)>>),
+}
+
+/// Values that are as well bytes: every pattern of bits is one, and nothing lies between them.
+pub trait Plain: Copy {}
+impl Plain for u8 {}
+impl Plain for u16 {}
 
 /// Device memory that is freed with its owner.
 pub struct DeviceBuffer {
     context: Arc<CudaContext>,
     pointer: sys::CUdeviceptr,
     bytes: usize,
+    owner: Owner,
 }
 
 impl DeviceBuffer {
@@ -314,7 +433,7 @@ impl DeviceBuffer {
     ///
     /// If the range reaches beyond the buffer: that is a defect of the caller.
     #[expect(unsafe_code, reason = "foreign call")]
-    pub fn read(&self, offset: usize, data: &mut [u16]) -> Result<(), CudaError> {
+    pub fn read<T: Plain>(&self, offset: usize, data: &mut [T]) -> Result<(), CudaError> {
         assert!(offset + size_of_val(data) <= self.bytes, "a read stays inside the buffer");
         // SAFETY: the range is inside a living allocation (asserted above).
         unsafe { result::memcpy_dtoh_sync(data, self.pointer + offset as u64) }
@@ -325,9 +444,31 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     #[expect(unsafe_code, reason = "foreign call")]
     fn drop(&mut self) {
-        // SAFETY: allocated by `allocate` and freed only here. A failure here means the context is
-        // broken, which every later call reports; there is nobody to tell from a destructor.
-        let _ = self.context.bind_to_thread().and_then(|()| unsafe { result::free_sync(self.pointer) });
+        // A failure here means the context is broken, which every later call reports; there is nobody to
+        // tell from a destructor.
+        if self.context.bind_to_thread().is_err() {
+            return;
+        }
+        match &mut self.owner {
+            // SAFETY: allocated by `allocate` and freed only here.
+            Owner::Plain => drop(unsafe { result::free_sync(self.pointer) }),
+            Owner::Segments { segment, reserved, handles } => {
+                for (place, handle) in (0..).step_by(*segment).zip(handles.drain(..)) {
+                    // SAFETY: mapped and made by `allocate_segments`, and given back only here.
+                    unsafe {
+                        let _ = sys::cuMemUnmap(self.pointer + place as u64, *segment);
+                        let _ = sys::cuMemRelease(handle);
+                    }
+                }
+                // SAFETY: reserved by `allocate_segments`; nothing is mapped in it any more.
+                let _ = unsafe { sys::cuMemAddressFree(self.pointer, *reserved) };
+            }
+            Owner::Other(free) => {
+                if let Some(free) = free.take() {
+                    free(self.pointer as *mut c_void);
+                }
+            }
+        }
     }
 }
 

@@ -3,8 +3,8 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 
-use crate::bindings::cuda::{DevicePointer, StreamHandle};
-use crate::collective::DataType;
+use crate::bindings::cuda::{Device, DeviceBuffer, DevicePointer, StreamHandle};
+use crate::collective::{Collective, DataType};
 use crate::dynlib::{DynamicLibraryError, dynamic_library};
 
 /// Bytes in NCCL's rendezvous id (`NCCL_UNIQUE_ID_BYTES`).
@@ -29,8 +29,42 @@ dynamic_library! {
             send: *const c_void, receive: *mut c_void, count: usize, dtype: c_int, operation: c_int,
             communicator: *mut c_void, stream: *mut c_void,
         ) -> c_int;
+        fn ncclAllGather(
+            send: *const c_void, receive: *mut c_void, send_count: usize, dtype: c_int,
+            communicator: *mut c_void, stream: *mut c_void,
+        ) -> c_int;
+        fn ncclReduceScatter(
+            send: *const c_void, receive: *mut c_void, receive_count: usize, dtype: c_int, operation: c_int,
+            communicator: *mut c_void, stream: *mut c_void,
+        ) -> c_int;
+        fn ncclBroadcast(
+            send: *const c_void, receive: *mut c_void, count: usize, dtype: c_int, root: c_int,
+            communicator: *mut c_void, stream: *mut c_void,
+        ) -> c_int;
+        fn ncclReduce(
+            send: *const c_void, receive: *mut c_void, count: usize, dtype: c_int, operation: c_int, root: c_int,
+            communicator: *mut c_void, stream: *mut c_void,
+        ) -> c_int;
+        fn ncclSend(
+            send: *const c_void, count: usize, dtype: c_int, peer: c_int,
+            communicator: *mut c_void, stream: *mut c_void,
+        ) -> c_int;
+        fn ncclRecv(
+            receive: *mut c_void, count: usize, dtype: c_int, peer: c_int,
+            communicator: *mut c_void, stream: *mut c_void,
+        ) -> c_int;
+        fn ncclGroupStart() -> c_int;
+        fn ncclGroupEnd() -> c_int;
         fn ncclGetErrorString(status: c_int) -> *const c_char;
         fn ncclGetLastError(communicator: *mut c_void) -> *const c_char;
+    }
+}
+
+dynamic_library! {
+    /// NCCL's own allocator, which came with 2.19: looked for only where it is wanted.
+    struct MemoryFunctions {
+        fn ncclMemAlloc(pointer: *mut *mut c_void, bytes: usize) -> c_int;
+        fn ncclMemFree(pointer: *mut c_void) -> c_int;
     }
 }
 
@@ -93,7 +127,31 @@ impl Nccl {
         // SAFETY: the pointer is to a live handle; the id is passed by value as nccl.h declares.
         let status = unsafe { (self.functions.ncclCommInitRank)(&raw mut handle, ranks as c_int, id, rank as c_int) };
         self.checked("ncclCommInitRank", status, std::ptr::null_mut())?;
-        Ok(Communicator { nccl: self, handle })
+        Ok(Communicator { nccl: self, handle, rank, ranks: ranks.max(1) })
+    }
+
+    /// Device memory from NCCL's own allocator (ncclMemAlloc, since 2.19), as frameworks' memory pools for
+    /// NCCL take it. `path` is that of this library.
+    #[expect(unsafe_code, reason = "foreign calls")]
+    pub fn allocate(&self, path: &Path, device: &Device, bytes: usize) -> Result<DeviceBuffer, NcclError> {
+        let no_allocator = |reason: String| NcclError {
+            call: "ncclMemAlloc",
+            status: 5,
+            name: "not there".to_owned(),
+            detail: format!("{reason}; it came with NCCL 2.19"),
+        };
+        // SAFETY: the signatures are those of nccl.h; the library is loaded already.
+        let memory = unsafe { MemoryFunctions::load(path) }.map_err(|error| no_allocator(error.to_string()))?;
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: the pointer is to a living address; the device's context is current on this thread.
+        let status = unsafe { (memory.ncclMemAlloc)(&raw mut pointer, bytes) };
+        self.checked("ncclMemAlloc", status, std::ptr::null_mut())?;
+        let free = move |pointer: *mut c_void| {
+            // SAFETY: it is what ncclMemAlloc returned, and is given back once. There is nobody to tell of
+            // a failure.
+            let _ = unsafe { (memory.ncclMemFree)(pointer) };
+        };
+        Ok(device.adopt(pointer, bytes, Box::new(free)))
     }
 
     fn checked(&self, call: &'static str, status: c_int, communicator: *mut c_void) -> Result<(), NcclError> {
@@ -139,6 +197,32 @@ enum Text {
 pub struct Communicator<'nccl> {
     nccl: &'nccl Nccl,
     handle: *mut c_void,
+    rank: u32,
+    ranks: u32,
+}
+
+/// The rank that broadcasts start from and reductions end at.
+pub const ROOT: u32 = 0;
+
+/// One collective of one rank, as it is enqueued.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// Which.
+    pub collective: Collective,
+    /// What this rank hands over.
+    pub send: DevicePointer,
+    /// Where its result goes.
+    pub receive: DevicePointer,
+    /// Elements as NCCL counts them for this collective ([`Collective::count`]).
+    pub count: usize,
+    /// Their type.
+    pub dtype: DataType,
+}
+
+/// The rank that this one sends to and the one it receives from, in the ring that a shift between
+/// neighbours makes: stages of a pipeline, in which the last hands back to the first.
+pub const fn neighbours(rank: u32, ranks: u32) -> (u32, u32) {
+    ((rank + 1) % ranks, (rank + ranks - 1) % ranks)
 }
 
 impl Communicator<'_> {
@@ -171,6 +255,65 @@ impl Communicator<'_> {
         self.nccl.checked("ncclAllReduce", status, self.handle)
     }
 
+    /// Enqueues a collective: a sum where numbers are added up, from or to [`ROOT`] where one rank is
+    /// singled out, and between [`neighbours`], as one group, where ranks send and receive.
+    ///
+    /// Both buffers must hold what [`Collective::count`] says for `count` elements and outlive the work on
+    /// the stream; callers inside this crate keep them for the whole launch.
+    #[expect(unsafe_code, reason = "foreign calls")]
+    pub fn enqueue(&self, call: &Call, stream: StreamHandle) -> Result<(), NcclError> {
+        let (send, receive, count) = (call.send.as_raw(), call.receive.as_raw(), call.count);
+        let (dtype, handle, stream, root) = (nccl_data_type(call.dtype), self.handle, stream.as_raw(), ROOT as c_int);
+        let functions = &self.nccl.functions;
+        // SAFETY: both pointers are to device memory of sufficient size (see above), the stream and the
+        // communicator are alive.
+        let (name, status) = unsafe {
+            match call.collective {
+                Collective::AllReduce => {
+                    ("ncclAllReduce", (functions.ncclAllReduce)(send, receive, count, dtype, SUM, handle, stream))
+                }
+                Collective::AllGather => {
+                    ("ncclAllGather", (functions.ncclAllGather)(send, receive, count, dtype, handle, stream))
+                }
+                Collective::ReduceScatter => (
+                    "ncclReduceScatter",
+                    (functions.ncclReduceScatter)(send, receive, count, dtype, SUM, handle, stream),
+                ),
+                Collective::Broadcast => {
+                    ("ncclBroadcast", (functions.ncclBroadcast)(send, receive, count, dtype, root, handle, stream))
+                }
+                Collective::Reduce => {
+                    ("ncclReduce", (functions.ncclReduce)(send, receive, count, dtype, SUM, root, handle, stream))
+                }
+                Collective::SendRecv => return self.shift(call, stream),
+            }
+        };
+        self.nccl.checked(name, status, self.handle)
+    }
+
+    /// Sends to one neighbour and receives from the other. The group is always ended, also after a
+    /// failure: a group left open swallows every later call.
+    #[expect(unsafe_code, reason = "foreign calls")]
+    fn shift(&self, call: &Call, stream: *mut c_void) -> Result<(), NcclError> {
+        let (to, from) = neighbours(self.rank, self.ranks);
+        let (count, dtype, functions) = (call.count, nccl_data_type(call.dtype), &self.nccl.functions);
+        // SAFETY: no arguments.
+        let begun = unsafe { (functions.ncclGroupStart)() };
+        self.nccl.checked("ncclGroupStart", begun, self.handle)?;
+        // SAFETY: as in `enqueue`; both peers are ranks of this communicator.
+        let (sent, received) = unsafe {
+            (
+                (functions.ncclSend)(call.send.as_raw(), count, dtype, to as c_int, self.handle, stream),
+                (functions.ncclRecv)(call.receive.as_raw(), count, dtype, from as c_int, self.handle, stream),
+            )
+        };
+        // SAFETY: no arguments.
+        let ended = unsafe { (functions.ncclGroupEnd)() };
+        self.nccl.checked("ncclSend", sent, self.handle)?;
+        self.nccl.checked("ncclRecv", received, self.handle)?;
+        self.nccl.checked("ncclGroupEnd", ended, self.handle)
+    }
+
     /// An error that arose after a call had returned.
     #[expect(unsafe_code, reason = "foreign call")]
     pub fn asynchronous_error(&self) -> Result<(), NcclError> {
@@ -191,11 +334,28 @@ impl Communicator<'_> {
     }
 }
 
-/// `ncclDataType_t`, from nccl.h: float16 6, float32 7, bfloat16 9.
+/// `ncclDataType_t`, from nccl.h: int8 0, float16 6, float32 7, bfloat16 9.
 const fn nccl_data_type(dtype: DataType) -> c_int {
     match dtype {
+        DataType::Int8 => 0,
         DataType::Fp16 => 6,
         DataType::Fp32 => 7,
         DataType::Bf16 => 9,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_form_a_ring() {
+        assert_eq!(neighbours(0, 4), (1, 3));
+        assert_eq!(neighbours(3, 4), (0, 2));
+        assert_eq!(neighbours(1, 2), (0, 0));
+        assert_eq!(neighbours(0, 1), (0, 0));
+        for ranks in 1..9 {
+            assert!((0..ranks).all(|rank| neighbours(neighbours(rank, ranks).0, ranks).1 == rank));
+        }
     }
 }

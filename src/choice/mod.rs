@@ -14,10 +14,11 @@ use std::collections::BTreeMap;
 use crate::engine::Engine;
 use crate::evidence::{Evidence, Objective};
 use crate::file_kind::FileKind;
+use crate::quarantine::quarantined;
 use crate::record::{
-    Answer, AnswerKind, Arm, ArmId, BatchObjective, Choice, Contribution, Effective, FORMAT, Flag, Manifest, Memory,
-    Objective as ObjectiveRecord, Origin, OutcomeKind, Phase, Point, PointKey, PointPhase, PointVerdict, RepairRecord,
-    SearchSummary, Statistics, Thresholds, VerdictKind, Veto,
+    Answer, AnswerKind, Arm, ArmId, BatchObjective, Choice, Contribution, Effective, FORMAT, Flag, GateRecord,
+    Manifest, Memory, Objective as ObjectiveRecord, Origin, OutcomeKind, Phase, Point, PointKey, PointPhase,
+    PointVerdict, RepairRecord, SearchSummary, Statistics, Thresholds, VerdictKind, Veto,
 };
 use crate::search::{CONFIDENCE, SearchContext, outdoes, point_log_ratios, shown_regressions};
 use crate::shared_memory::{LL_BYTES, LL128_BYTES, SIMPLE_BYTES};
@@ -150,6 +151,7 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         unmeasured: unmeasured(manifest),
         vetoed,
         quarantined: manifest.quarantined.clone(),
+        gate: best.and_then(|best| gate(evidence, best.arm)),
         noise_floor: noise_floor(context, evidence, best),
         thresholds: Thresholds { min_gain: settings.min_gain, max_regression: settings.max_regression },
         statistics: Statistics {
@@ -215,6 +217,17 @@ fn misjudged(manifest: &Manifest, winner: Option<&Candidate<'_>>) -> Option<Stri
 /// An arm's files by their names in the run directory.
 fn file_names(arm: &Arm) -> BTreeMap<FileKind, String> {
     arm.files.iter().map(|(kind, sha256)| (*kind, kind.file_name(sha256))).collect()
+}
+
+/// What the smoke gate said of an arm.
+fn gate(evidence: &Evidence, arm: &Arm) -> Option<GateRecord> {
+    let passed = evidence.gate(&arm.id)?;
+    Some(GateRecord {
+        arm: arm.name.clone(),
+        checks: passed.checks,
+        ll128_checks: passed.ll128_checks,
+        simulated: passed.simulated,
+    })
 }
 
 fn repairs(evidence: &Evidence) -> Vec<RepairRecord> {
@@ -391,6 +404,17 @@ fn verdict_of(
         );
     }
     let Some((_, _, choice_reason)) = evidence.finalists() else {
+        if quarantined(evidence).contains(default)
+            && let Some(failure) = evidence.failures_of(default).last()
+        {
+            // Found by the smoke gate, as a rule: the search had measured it.
+            let reason = format!(
+                "the default itself fails, so nothing can be compared with it: {}: {}",
+                failure.kind.name(),
+                failure.detail
+            );
+            return (VerdictKind::Undecided, reason);
+        }
         return (VerdictKind::Undecided, "the search did not come to its end".to_owned());
     };
     if finalists.is_empty() {
@@ -564,6 +588,7 @@ fn point_verdict(
         safe: estimate.map(|estimate| estimate.high <= 1.0 + manifest.settings.max_regression),
         effective: best.and_then(|best| effective(evidence, &best.arm.id, key)),
         effective_default: effective(evidence, &context.default, key),
+        form: point.form,
     }
 }
 
@@ -715,6 +740,9 @@ fn notes(
         }
     }
     if let Some(best) = best {
+        if gate(evidence, best.arm).is_some_and(|gate| gate.simulated) {
+            notes.push(format!("{}: the smoke gate is passed in simulation without checking anything", best.arm.name));
+        }
         for value in context.points.iter().flat_map(|point| evidence.values(Phase::Final, &best.arm.id, *point)) {
             for flag in &value.flags {
                 let note = match flag {

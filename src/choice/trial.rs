@@ -339,8 +339,11 @@ fn predicted_saving_us(
     let (mut saved_us, mut known, mut unknown) = (0.0, 0_u32, 0_u32);
     for step in pass_steps(&plan.shape, case) {
         let PassStep::Reduce { elements } = step else { continue };
-        let point = PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes: elements * 2, ranks };
-        let of = |id: &ArmId| evidence.median_us(Phase::Final, id, point);
+        let captured = PointKey::usual(Collective::AllReduce, DataType::Bf16, elements * 2, ranks);
+        let eager = PointKey { form: captured.form.eager(), ..captured };
+        // As the pass issues it where that was measured, else as it was.
+        let forms = if case.captured { [captured, eager] } else { [eager, captured] };
+        let of = |id: &ArmId| forms.iter().find_map(|point| evidence.median_us(Phase::Final, id, *point));
         match of(&context.default).zip(of(&arm.id)) {
             Some((default, tuned)) => {
                 saved_us += default - tuned;

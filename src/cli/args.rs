@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
-use crate::collective::Collective;
+use crate::collective::{Collective, DataType, Placement};
 use crate::emit::EmitAs;
 use crate::engine::{Engine, EngineVersion};
 use crate::flow::RepairGraph;
 use crate::machine::NcclVersion;
 use crate::nccl_model;
-use crate::record::Profile;
+use crate::record::{BufferKind, Profile};
 use crate::report::{Format, ReportFormat};
 use crate::units::{format_size, nearest_name, parse_fraction, parse_size};
 
@@ -220,6 +220,64 @@ pub(super) struct WorkloadArgs {
         ]
     )]
     pub(super) sizes: Vec<u64>,
+
+    /// The operation at these sizes [default: all-reduce].
+    #[arg(
+        long,
+        value_name = "all-reduce|all-gather|reduce-scatter|broadcast|reduce|send-recv",
+        value_parser = parse_collective,
+        requires = "sizes"
+    )]
+    pub(super) collective: Option<Collective>,
+
+    /// The element type at these sizes [default: bf16].
+    #[arg(long, value_name = "bf16|fp16|fp32|int8", value_parser = parse_dtype, requires = "sizes")]
+    pub(super) dtype: Option<DataType>,
+
+    /// Where results go at these sizes [default: in-place for sums of whole messages, else out-of-place].
+    #[arg(long, value_enum, requires = "sizes")]
+    pub(super) placement: Option<PlacementArg>,
+
+    /// Issue these sizes call by call instead of from a CUDA graph.
+    #[arg(long, requires = "sizes")]
+    pub(super) eager: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum PlacementArg {
+    /// Over what was sent.
+    InPlace,
+    /// Into a buffer of its own.
+    OutOfPlace,
+}
+
+impl PlacementArg {
+    pub(super) const fn placement(self) -> Placement {
+        match self {
+            Self::InPlace => Placement::InPlace,
+            Self::OutOfPlace => Placement::OutOfPlace,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum BuffersArg {
+    /// The driver's plain memory, PyTorch's usual.
+    Plain,
+    /// Segments of virtual memory, PyTorch's with expandable_segments:True.
+    Vmm,
+    /// NCCL's own allocator.
+    Nccl,
+}
+
+impl BuffersArg {
+    pub(super) const fn kind(self) -> BufferKind {
+        match self {
+            Self::Plain => BufferKind::Plain,
+            Self::Vmm => BufferKind::Vmm,
+            Self::Nccl => BufferKind::Nccl,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Args)]
@@ -254,6 +312,10 @@ pub(super) struct TuneArgs {
     /// Let a variable of the environment through to the workers; repeatable.
     #[arg(long = "keep-env", value_name = "NAME", help_heading = "Machine")]
     pub(super) keep_env: Vec<String>,
+
+    /// Whose memory messages lie in; what the engine's framework allocates from [default: plain].
+    #[arg(long, value_enum, env = "NCCLTUNE_BUFFERS", help_heading = "Machine")]
+    pub(super) buffers: Option<BuffersArg>,
 
     /// Measure although doctor refuses; the run says so.
     #[arg(long, help_heading = "Machine")]
@@ -559,14 +621,6 @@ pub(super) struct ReportArgs {
     pub(super) out: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum PlacementArg {
-    /// Send and receive buffer are one, as this tool measures.
-    InPlace,
-    /// They are two.
-    OutOfPlace,
-}
-
 #[derive(Debug, Clone, Args)]
 pub(super) struct ImportArgs {
     /// Outputs of nccl-tests, as text or JSON (-J): each is one launch of one arm.
@@ -651,6 +705,10 @@ fn parse_engine_version(text: &str) -> Result<EngineVersion, String> {
 fn model_help() -> String {
     let presets: Vec<&str> = crate::workload::preset_names().collect();
     format!("A config.json, its folder, or a preset [default: kimi-k2.5]; presets: {}", presets.join(", "))
+}
+
+fn parse_dtype(text: &str) -> Result<DataType, String> {
+    DataType::parse(text).ok_or_else(|| format!("one of {}", DataType::ALL.map(DataType::name).join(", ")))
 }
 
 fn parse_size_argument(text: &str) -> Result<u64, String> {
@@ -748,6 +806,15 @@ mod tests {
         assert_eq!(tune.devices, ["0", "1"]);
         assert!(Cli::try_parse_from(["nccltune", "tune", "--sizes", "4K", "--model", "x"]).is_err());
         assert!(Cli::try_parse_from(["nccltune", "tune", "--engine", "trt"]).is_err());
+        let words = ["nccltune", "tune", "--sizes", "4K", "--collective", "all_gather", "--dtype", "fp16", "--eager"];
+        let Command::Tune(tune) = Cli::try_parse_from(words).unwrap().command else { panic!("tune") };
+        assert_eq!(tune.workload.collective, Some(Collective::AllGather));
+        assert_eq!((tune.workload.dtype, tune.workload.eager), (Some(DataType::Fp16), true));
+        for alone in [&["--collective", "reduce"][..], &["--dtype", "int8"], &["--placement", "in-place"], &["--eager"]]
+        {
+            let words = ["nccltune", "tune"].iter().chain(alone);
+            assert!(Cli::try_parse_from(words).is_err(), "{alone:?} belongs to sizes");
+        }
     }
 
     #[test]

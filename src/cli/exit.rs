@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use clap::CommandFactory as _;
 
-use super::args::ProfileArg;
 use super::args::{
     BackendArg, Cli, Command, CompletionsArgs, DoctorArgs, EmitArgs, ExplainArgs, ImportArgs, ManArgs, PlacementArg,
     ReportArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs, WorkloadCommandArgs,
 };
+use super::args::{BuffersArg, ProfileArg};
 use super::environment;
 use super::printer::Printer;
 use super::progress::Progress;
@@ -24,7 +24,6 @@ use crate::flow::report::report;
 use crate::flow::tune::{Plan, TuneEnd, TuneRequest, tune};
 use crate::flow::workload::{WorkloadWish, workload};
 use crate::flow::write_file;
-use crate::nccl_tests::Placement;
 use crate::record::VerdictKind;
 use crate::report::{
     Format, Run, checks_table, explanation, files_text, import_document, points_table, summary_csv, to_json, verdict,
@@ -81,6 +80,7 @@ fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Resul
         max_regression: args.max_regression,
         strict: args.strict,
         profile: args.profile.map(ProfileArg::profile),
+        buffers: args.buffers.map(BuffersArg::kind),
         max_extra_memory_mib: args.max_extra_memory.map(|bytes| bytes as f64 / f64::from(1 << 20)),
         phase_limit: args.phase_limit.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
         pins: args.pins.clone(),
@@ -195,6 +195,10 @@ fn wish(args: &WorkloadArgs) -> WorkloadWish {
         },
         from_log: args.from_log.clone(),
         sizes: (!args.sizes.is_empty()).then(|| args.sizes.clone()),
+        collective: args.collective,
+        dtype: args.dtype,
+        placement: args.placement.map(PlacementArg::placement),
+        eager: args.eager,
     }
 }
 
@@ -345,10 +349,7 @@ fn run_import(args: &ImportArgs, arguments: Vec<String>) -> Result<u8, Failure> 
         pins: args.pins.clone(),
         ranks: args.ranks,
         collective: args.collective,
-        placement: args.placement.map(|placement| match placement {
-            PlacementArg::InPlace => Placement::InPlace,
-            PlacementArg::OutOfPlace => Placement::OutOfPlace,
-        }),
+        placement: args.placement.map(PlacementArg::placement),
         machine_name: args.machine_name.clone(),
         arguments,
     };

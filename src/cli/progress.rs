@@ -41,6 +41,7 @@ impl Progress {
                 self.blocks += 1;
                 let word = match phase {
                     Phase::Search => "search",
+                    Phase::Gate => "smoke gate",
                     Phase::Final => "final",
                     Phase::Trial => "trial",
                 };
@@ -67,7 +68,7 @@ impl Progress {
             self.printer.event(&text);
         }
         match &line.event {
-            Event::CellMeasured(_) | Event::PassMeasured(_) => self.bar.inc(1),
+            Event::CellMeasured(_) | Event::PassMeasured(_) | Event::GatePassed(_) => self.bar.inc(1),
             Event::CellFailed { arm, outcome, .. } => {
                 self.failures += 1;
                 // The first few are worth a line; the journal has them all.

@@ -38,6 +38,7 @@ pub(super) fn lines(choice: &Choice, manifest: &Manifest, directory: &Path, form
             let allowed = wording::percent(choice.thresholds.max_regression);
             lines.push(format!("not ruled out: a regression of more than {allowed} at {}", unsafe_points.join("; ")));
         }
+        lines.extend(wording::gate(choice));
         lines.extend(wording::memory(choice).map(|memory| format!("memory: {memory}")));
     }
     for repair in &choice.repairs {

@@ -10,6 +10,8 @@ use std::path::Path;
 use crate::env_syntax::{self, Dialect, EnvLine, EnvWriteError};
 use crate::error_kind::{Classified, ErrorKind};
 use crate::file_kind::FileKind;
+use crate::knob;
+use crate::machine::NcclVersion;
 use crate::record::{Answer, Choice, Manifest, Origin, VerdictKind};
 use crate::units::format_change;
 use crate::wording;
@@ -152,6 +154,16 @@ pub enum EmitError {
         /// Its value.
         value: String,
     },
+    /// The release that was measured would take something from other collectives.
+    #[error("{variable}={value} cannot be emitted: {reason}")]
+    HarmsOthers {
+        /// The variable.
+        variable: String,
+        /// Its value.
+        value: String,
+        /// What it does, in words.
+        reason: String,
+    },
 }
 
 impl Classified for EmitError {
@@ -162,7 +174,8 @@ impl Classified for EmitError {
             | Self::PinContradicted { .. }
             | Self::Path { .. }
             | Self::FileName { .. }
-            | Self::NotPlainDecimal { .. } => ErrorKind::Usage,
+            | Self::NotPlainDecimal { .. }
+            | Self::HarmsOthers { .. } => ErrorKind::Usage,
         }
     }
 
@@ -170,6 +183,9 @@ impl Classified for EmitError {
         match self {
             Self::Write(error) => error.hint(),
             Self::DifferentRuns { .. } => Some("name one run directory, and leave the files in it together".to_owned()),
+            Self::HarmsOthers { .. } => {
+                Some("run `nccltune tune` again: this version leaves such arms out on that release".to_owned())
+            }
             Self::Path { dialect, .. } => {
                 let other = match dialect {
                     Dialect::EnvFile => ", or take the shell form, which quotes it",
@@ -232,8 +248,14 @@ fn variables(
         return Ok(Vec::new());
     }
     let pins = || manifest.pins.iter().filter(|pin| pin.origin == Origin::Pin);
+    let version = manifest.nccl.as_ref().map(|nccl| NcclVersion::from_code(nccl.version));
+    let harm = |name: &str, value: &str| knob::harm_to_others(name, value, version?);
     let mut variables = Vec::new();
     for (name, value) in &choice.env {
+        let is_pinned = pins().any(|pin| pin.variable == *name);
+        if let Some(reason) = harm(name, value).filter(|_| !is_pinned) {
+            return Err(EmitError::HarmsOthers { variable: name.clone(), value: value.clone(), reason });
+        }
         match pins().find(|pin| pin.variable == *name) {
             None if misread_as_number(value) => {
                 return Err(EmitError::NotPlainDecimal { variable: name.clone(), value: value.clone() });
@@ -354,7 +376,7 @@ fn companions(choice: &Choice, directory: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::AnswerKind;
+    use crate::record::{AnswerKind, GateRecord};
     use crate::wording::fixtures;
 
     const RUN: &str = "/srv/runs/box";
@@ -437,8 +459,14 @@ mod tests {
             assert_eq!(lines.len(), names.len(), "{form:?}:\n{text}");
             assert!(lines.iter().zip(&names).all(|(line, name)| line.contains(name)), "{form:?}:\n{text}");
         }
-        insta::assert_snapshot!("systemd", render(&choice, &manifest, Path::new(RUN), EmitAs::Systemd, &effects).unwrap());
-        insta::assert_snapshot!("revert", render(&choice, &manifest, Path::new(RUN), EmitAs::Revert, &effects).unwrap());
+        insta::assert_snapshot!(
+            "systemd",
+            render(&choice, &manifest, Path::new(RUN), EmitAs::Systemd, &effects).unwrap()
+        );
+        insta::assert_snapshot!(
+            "revert",
+            render(&choice, &manifest, Path::new(RUN), EmitAs::Revert, &effects).unwrap()
+        );
     }
 
     #[test]
@@ -551,6 +579,36 @@ mod tests {
         for value in ["4194304", "0", "-2", "LL", "^LL128", "/opt/0100/libnccl.so", "=mlx5_0:1", "2.28"] {
             assert!(!misread_as_number(value), "{value}");
         }
+    }
+
+    #[test]
+    fn what_takes_something_from_other_collectives_is_refused_where_it_cannot_be_said_of_one() {
+        let mut manifest = fixtures::manifest();
+        assert!(tuned_env(&fixtures::adopt(), &manifest, &effects).is_ok(), "NCCL_PROTO=LL on a newer release");
+        let old = manifest.nccl.as_mut().expect("a library");
+        old.version = 22_304;
+        let error = tuned_env(&fixtures::adopt(), &manifest, &effects).unwrap_err();
+        assert!(matches!(error, EmitError::HarmsOthers { .. }), "{error:?}");
+        assert!(error.to_string().starts_with("NCCL_PROTO=LL cannot be emitted: NCCL 2.23.4 has no lists"), "{error}");
+        // What the user pinned held in every measurement, and is the user's own business.
+        manifest.pins.push(fixtures::pinned("NCCL_PROTO", "LL"));
+        assert!(tuned_env(&fixtures::adopt(), &manifest, &effects).is_ok());
+    }
+
+    #[test]
+    fn a_gate_is_told_with_what_it_checked() {
+        let gated = |checks, ll128_checks, simulated| {
+            let mut choice = fixtures::adopt();
+            choice.gate = Some(GateRecord { arm: "a".to_owned(), checks, ll128_checks, simulated });
+            tuned_env(&choice, &fixtures::manifest(), &effects).unwrap()
+        };
+        let told = |text: &str, words: &str| text.lines().any(|line| line.starts_with('#') && line.contains(words));
+        let plain = gated(92, 0, false);
+        assert!(told(&plain, "smoke gate: 92 runs") && !told(&plain, "LL128 check"), "{plain}");
+        let long = gated(1112, 1020, false);
+        assert!(told(&long, "smoke gate: 92 runs") && told(&long, "LL128 check: 1,020 runs"), "{long}");
+        assert!(told(&gated(92, 0, true), "nothing was checked"));
+        assert!(told(&gated(0, 0, false), "not recorded"));
     }
 
     #[test]

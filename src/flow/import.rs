@@ -15,14 +15,14 @@ use super::facts::fingerprint;
 use super::summary::summary;
 use crate::canonical::Fingerprint;
 use crate::clock::wall_time;
-use crate::collective::Collective;
+use crate::collective::{Collective, Placement};
 use crate::error_kind::{Classified, ErrorKind, Failure};
 use crate::evidence::{Evidence, measured_points};
 use crate::journal::{JOURNAL_FILE, Journal, LOCK_FILE};
 use crate::knob;
 use crate::machine::{Gpu, Machine, NcclVersion};
 use crate::nccl_log::{self, NcclLog};
-use crate::nccl_tests::{self, Launch, Placement, Wish};
+use crate::nccl_tests::{self, Launch, Wish};
 use crate::record::{
     Arm, ArmId, BackendKind, BlockLaunch, CellMeasurement, CheckReport, Effective, Event, FORMAT, FingerprintParts,
     ImportedFile, JournalLine, Labels, Manifest, NamedArm, Outcome, OutcomeKind, Phase, Pin, Point, PointKey,
@@ -442,6 +442,7 @@ impl Run {
             recorded: None,
             imported_files: self.files.clone(),
             misjudged: None,
+            gate: None,
         })
     }
 
@@ -565,6 +566,7 @@ fn workload(points: &[PointKey], ranks: u32, origin: &str) -> Workload {
                 batch,
                 weight,
                 phase: PointPhase::Size,
+                form: point.form,
                 measured: true,
                 origin: origin.to_owned(),
             })

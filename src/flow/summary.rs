@@ -29,6 +29,8 @@ pub(super) fn summary(arms: &[Arm], points: &[PointKey], evidence: &Evidence) ->
                 p99_us: stats::median(&tails),
                 effective: values.last().map(|value| value.effective.clone()),
                 outcome,
+                ranks: point.ranks,
+                form: point.form,
             });
         }
     }

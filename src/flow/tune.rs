@@ -35,14 +35,16 @@ use crate::machine::{Gpu, Machine, NcclLibrary, NcclVersion, Topology};
 use crate::process::Supervisor;
 use crate::quarantine::{Store, place};
 use crate::record::{
-    Arm, BackendKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest, MisjudgedBox, Origin,
-    PassStream, Phase, Pin, Profile, Settings, Space, TrialPlan, VerdictKind, Workload,
+    Arm, BackendKind, BufferKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest, MisjudgedBox,
+    Origin, PassStream, Phase, Pin, Point, PointKey, Profile, Settings, Space, TrialPlan, VerdictKind, Workload,
 };
 use crate::report::summary_csv;
 use crate::search::{CUT_SHORT, Exhaustive, SearchContext, Strategy as _, Want};
 use crate::seed::Seed;
 use crate::space;
 use crate::units::nearest_name;
+use crate::wording::plural;
+use crate::workload::{gate_plan, measured_by};
 
 /// The seed of a run that names none. Any number would do; a fixed one makes a first run repeatable.
 const DEFAULT_SEED: u64 = 1;
@@ -76,6 +78,8 @@ pub struct TuneRequest {
     pub max_extra_memory_mib: Option<f64>,
     /// The longest any phase of a worker's step may take.
     pub phase_limit: Option<Duration>,
+    /// Whose memory messages lie in; nothing for what the earlier run said, or plain memory.
+    pub buffers: Option<BufferKind>,
     /// Which answer the files hold; nothing for what the earlier run said, or the balanced one.
     pub profile: Option<Profile>,
     /// NAME=VALUE that holds in every arm.
@@ -258,6 +262,33 @@ fn pins(
     Ok(merge(explicit, inherited, engine, conf, outside)?)
 }
 
+/// What is asked of the collectives, of which GPUs, and what of it decides.
+fn asked(
+    request: &TuneRequest,
+    previous: Option<&Manifest>,
+    measured: &Measured,
+    recorded: Option<&[JournalLine]>,
+) -> Result<(Workload, Vec<u32>, Objective), Failure> {
+    let (mut workload, devices) = match previous {
+        Some(manifest) if request.workload.is_empty() => (manifest.workload.clone(), manifest.devices.clone()),
+        _ => {
+            let memory = measured.machine.gpus.first().and_then(|gpu| gpu.memory_total_mib);
+            let mut workload = workload(&request.workload, measured.devices.len() as u32, memory)?;
+            let devices = devices_for(&workload, &measured.devices)?;
+            measured_by(&mut workload, devices.len() as u32);
+            (workload, devices)
+        }
+    };
+    if let Some(lines) = recorded.filter(|_| !request.workload.is_empty()) {
+        as_recorded(&mut workload, lines);
+    }
+    let objective = Objective::of(&workload).ok_or_else(|| {
+        Failure::new(ErrorKind::Usage, "none of the workload's collectives can be measured by this version")
+            .with_hint("`nccltune workload` lists them with what is measured")
+    })?;
+    Ok((workload, devices, objective))
+}
+
 fn prepare(
     request: &TuneRequest,
     supervisor: &Rc<Supervisor>,
@@ -278,19 +309,8 @@ fn prepare(
     let pin_map = as_map(&pins);
 
     // What is asked of the collectives.
-    let (workload, devices) = match previous {
-        Some(manifest) if request.workload.is_empty() => (manifest.workload.clone(), manifest.devices.clone()),
-        _ => {
-            let memory = measured.machine.gpus.first().and_then(|gpu| gpu.memory_total_mib);
-            let workload = workload(&request.workload, measured.devices.len() as u32, memory)?;
-            let devices = devices_for(&workload, &measured.devices)?;
-            (workload, devices)
-        }
-    };
-    let objective = Objective::of(&workload).ok_or_else(|| {
-        Failure::new(ErrorKind::Usage, "none of the workload's collectives can be measured by this version")
-            .with_hint("workers of this version measure all-reduce in bf16")
-    })?;
+    let lines = recorded.map(|manifest| recorded_lines(request, manifest)).transpose()?;
+    let (workload, devices, objective) = asked(request, previous, &measured, lines.as_deref())?;
 
     // Which arms.
     let setting = Setting { kind, measured: &measured, pins: &pins, devices: &devices, workload: &workload, version };
@@ -315,6 +335,11 @@ fn prepare(
         // it again is left alone by its own evidence.
         _ => left_out_before(previous, resumed.is_some(), &mut arms),
     };
+    // A run that goes on, or is replayed, has the gate it began with, or none.
+    let gate = match previous {
+        Some(manifest) => manifest.gate.clone(),
+        None => Some(gate_plan(&workload, devices.len() as u32)),
+    };
     let settings = settings(request, previous);
     require_same_context(request, previous)?;
     let trial = if measured.has_passes {
@@ -326,7 +351,6 @@ fn prepare(
         }
         None
     };
-    let lines = recorded.map(|manifest| recorded_lines(request, manifest)).transpose()?;
     let is_tried = !request.no_trial && lines.as_deref().is_none_or(holds_passes);
     if request.require_trial && trial.is_none() {
         return Err(no_trial(&notices));
@@ -339,6 +363,7 @@ fn prepare(
         settings: settings.clone(),
         most_trial_launches: None,
         trial: trial.clone().filter(|_| is_tried),
+        gate: gate.clone(),
         budget_s: request.time_budget_s,
         arms: arms.clone(),
     };
@@ -381,6 +406,7 @@ fn prepare(
         notices,
         settings,
         trial,
+        gate,
         checks: measured.checks,
         recorded: recorded.and_then(|_| Some(request.recorded.as_ref()?.file_name()?.to_string_lossy().into_owned())),
         imported_files: recorded.map(|manifest| manifest.imported_files.clone()).unwrap_or_default(),
@@ -473,6 +499,7 @@ fn repaired(
                     cublaslt: String::new(),
                     logs: nowhere.clone(),
                     files: nowhere,
+                    buffers: BufferKind::Plain,
                     phase_limit: request.phase_limit,
                 })
             });
@@ -521,6 +548,44 @@ fn recorded_lines(request: &TuneRequest, manifest: &Manifest) -> Result<Vec<Jour
         .with_hint("copy run directories whole"));
     }
     Ok(lines)
+}
+
+/// Fits a workload that was derived anew to what a recording holds. A collective that it never measured in
+/// any form is not measured now either; one that it measured in another form (earlier versions captured
+/// everything) is looked for in that form. Sizes are left alone: what is missing of those is said.
+fn as_recorded(workload: &mut Workload, lines: &[JournalLine]) {
+    let mut known: BTreeSet<PointKey> = BTreeSet::new();
+    for line in lines {
+        if let Event::CellMeasured(cell) = &line.event {
+            known.insert(cell.point);
+        }
+    }
+    let forms = |point: &Point| {
+        let alike = |key: &&PointKey| (key.collective, key.dtype) == (point.collective, point.dtype);
+        known.iter().filter(alike).copied().collect::<Vec<PointKey>>()
+    };
+    let mut changed = 0;
+    for point in workload.points.iter_mut().chain(&mut workload.guard).filter(|point| point.measured) {
+        let alike = forms(point);
+        if known.contains(&point.key()) {
+            continue;
+        }
+        let same = |key: &&PointKey| (key.bytes, key.ranks) == (point.bytes, point.ranks);
+        if let Some(key) = alike.iter().find(same) {
+            point.form = key.form;
+            changed += 1;
+        } else if alike.is_empty() {
+            point.measured = false;
+            changed += 1;
+        }
+    }
+    if changed > 0 {
+        workload.assumptions.push(format!(
+            "{changed} {} not measured in the recorded run, or not in this form, and {} taken as recorded",
+            plural(changed, "point was", "points were"),
+            plural(changed, "is", "are")
+        ));
+    }
 }
 
 fn says_simulated(lines: &[JournalLine]) -> bool {
@@ -856,6 +921,7 @@ fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Settings {
         strict: request.strict || base.strict,
         profile: request.profile.unwrap_or(base.profile),
         max_extra_memory_mib: request.max_extra_memory_mib.or(base.max_extra_memory_mib),
+        buffers: request.buffers.unwrap_or(base.buffers),
         search_blocks: request.search_blocks.unwrap_or(base.search_blocks),
         final_launches: request.final_launches.or(base.final_launches),
         ..base
@@ -1016,6 +1082,7 @@ fn backend(
             logs: directory.join(LOGS_FOLDER),
             files,
             phase_limit: request.phase_limit,
+            buffers: manifest.settings.buffers,
         }))),
         (BackendKind::Replay, _, Some(lines)) => Ok(Box::new(ReplayBackend::new(lines, seed, request.assume_noise)?)),
         _ => {

@@ -3,13 +3,14 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::collective::{Collective, DataType, Form, Issue, Placement};
 use crate::engine::{Engine, EngineVersion};
 use crate::error_kind::{ErrorKind, Failure};
 use crate::record::{PassCase, PassShape, Workload};
 use crate::units::nearest_name;
 use crate::workload::{
-    Layout, LogRequest, MAX_CONFIG_BYTES, ModelConfig, StepLog, WorkloadRequest, derive, from_log, next_token_draft,
-    parse_batches, parse_config_beside, pass_cases, pass_shape, preset, preset_names, step_tokens,
+    Layout, LogRequest, MAX_CONFIG_BYTES, ModelConfig, SizesRequest, StepLog, WorkloadRequest, derive, from_log,
+    next_token_draft, parse_batches, parse_config_beside, pass_cases, pass_shape, preset, preset_names, step_tokens,
 };
 
 /// The model that is tuned for when none is named.
@@ -48,6 +49,14 @@ pub struct WorkloadWish {
     pub from_log: Option<PathBuf>,
     /// Message sizes instead of a model.
     pub sizes: Option<Vec<u64>>,
+    /// The operation at these sizes.
+    pub collective: Option<Collective>,
+    /// Its element type.
+    pub dtype: Option<DataType>,
+    /// Where its result goes.
+    pub placement: Option<Placement>,
+    /// Call by call instead of from a graph.
+    pub eager: bool,
 }
 
 impl WorkloadWish {
@@ -71,7 +80,12 @@ pub fn workload(wish: &WorkloadWish, ranks: u32, gpu_memory_mib: Option<u64>) ->
     let engine_version = wish.engine_version.map(|version| version.to_string());
     if let Some(sizes) = &wish.sizes {
         let tensor_parallel = wish.tensor_parallel.unwrap_or(ranks);
-        let workload = crate::workload::from_sizes(sizes, tensor_parallel, crate::collective::DataType::Bf16)?;
+        let (collective, dtype) = (wish.collective.unwrap_or_default(), wish.dtype.unwrap_or_default());
+        let mut form = Form::usual(collective);
+        form.placement = wish.placement.unwrap_or(form.placement);
+        form.issue = if wish.eager { Issue::Eager } else { Issue::Captured };
+        let wanted = SizesRequest { ranks: tensor_parallel, collective, dtype, form };
+        let workload = crate::workload::from_sizes(sizes, wanted)?;
         // Sizes belong to no model, but the engine's own variables hold while they are measured.
         return Ok(Workload { engine: engine.name().to_owned(), engine_version, ..workload });
     }

@@ -15,7 +15,7 @@ use crate::machine::NcclVersion;
 
 pub use canonical_value::{ValueError, canonical_value};
 pub use lists::Lists;
-pub use reading::{Problem, ReadValue, Reading, Severity, read_as_nccl};
+pub use reading::{Problem, ReadValue, Reading, Severity, harm_to_others, read_as_nccl};
 
 /// One NCCL variable.
 #[derive(Debug)]

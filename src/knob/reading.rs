@@ -633,6 +633,40 @@ fn read_lists(knob: &Knob, text: &str, version: NcclVersion) -> Reading {
     reading
 }
 
+/// Why a list of algorithms or protocols cannot be said of one collective without harm to others, on a
+/// release that knows no lists for single collectives: it leaves some without an algorithm, or takes the
+/// protocol away that large messages need.
+///
+/// Newer releases can be told `allreduce:LL`; what a list does to others there is for a run to find out.
+pub fn harm_to_others(name: &str, text: &str, version: NcclVersion) -> Option<String> {
+    let knob = find(name)?;
+    let is_algorithms = match knob.values {
+        Values::Algorithms => true,
+        Values::Protocols => false,
+        _ => return None,
+    };
+    if version >= lists::PER_FUNCTION || text.is_empty() {
+        return None;
+    }
+    let lists = lists::parse(knob.values, text, version).ok()?;
+    let cannot = format!("NCCL {version} has no lists for single collectives (they came with 2.24)");
+    if is_algorithms {
+        let starved = lists.left_without_algorithm();
+        let others: Vec<&str> = starved.into_iter().filter(|function| *function != "AllReduce").collect();
+        return (!others.is_empty()).then(|| {
+            let then = without_choice(false, version);
+            format!("{cannot}, and {text} leaves no algorithm for {}: {then}", others.join(", "))
+        });
+    }
+    let others = lists.selections().filter(|(function, _)| *function != "AllReduce");
+    let bound = others.filter(|(_, words)| words.is_some_and(|words| !words.contains(&"Simple")));
+    (bound.count() > 0).then(|| {
+        format!(
+            "{cannot}, and {text} would take Simple, which large messages need, from every collective of the server"
+        )
+    })
+}
+
 /// What happens to a call for which nothing is left to choose from.
 fn without_choice(no_algorithm_at_all: bool, version: NcclVersion) -> &'static str {
     if no_algorithm_at_all && version < lists::PER_FUNCTION {
@@ -652,6 +686,32 @@ mod tests {
     use crate::knob::names;
 
     const V: NcclVersion = NcclVersion::v2(28, 9);
+
+    #[test]
+    fn old_releases_cannot_be_told_of_all_reduce_alone() {
+        let old = NcclVersion::v2(23, 4);
+        let harm = |name, text| harm_to_others(name, text, old);
+        let tree = harm("NCCL_ALGO", "Tree").unwrap();
+        assert!(tree.contains("leaves no algorithm for Broadcast, Reduce, AllGather, ReduceScatter"), "{tree}");
+        assert!(harm("NCCL_PROTO", "LL").unwrap().contains("from every collective"));
+        assert!(harm("NCCL_PROTO", "^Simple").is_some());
+        for (name, text) in [
+            ("NCCL_ALGO", "Ring"),
+            ("NCCL_ALGO", "Ring,Tree"),
+            ("NCCL_ALGO", "^Tree"),
+            ("NCCL_PROTO", "Simple"),
+            ("NCCL_PROTO", "^LL"),
+            ("NCCL_PROTO", "LL,Simple"),
+            ("NCCL_PROTO", ""),
+            ("NCCL_MIN_NCHANNELS", "16"),
+        ] {
+            assert_eq!(harm(name, text), None, "{name}={text}");
+        }
+        for text in ["LL", "allreduce:LL"] {
+            assert_eq!(harm_to_others("NCCL_PROTO", text, V), None, "newer ones can be told");
+        }
+        assert_eq!(harm_to_others("NCCL_ALGO", "Tree", V), None);
+    }
 
     fn read(name: &str, text: &str) -> Reading {
         read_as_nccl(name, text, V)

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use crate::collective::Collective;
 use crate::knob::{Proof, Reading};
 use crate::machine::NcclVersion;
-use crate::record::SetLine;
+use crate::record::{PointKey, SetLine};
 
 use lines::{Kind, MARK_LENGTH, is_internal_tuner, is_proof, leading_number, marks};
 pub use symptom::Symptom;
@@ -195,11 +195,21 @@ impl NcclLog {
         self.channels.map(|channels| channels.collective)
     }
 
-    /// The last operation of this collective and size. Lines before 2.23 do not name the collective
-    /// and count for any.
+    /// The last operation of this collective with so many bytes as the log counts them. Lines before 2.23
+    /// do not name the collective and count for any.
     pub fn operation(&self, collective: Collective, bytes: u64) -> Option<&Operation> {
         self.operations.iter().rev().find(|operation| {
             operation.bytes == bytes && (operation.collective == Some(collective) || operation.name.is_empty())
+        })
+    }
+
+    /// The last operation of a point. Up to 2.23 lines tell the larger of send and receive buffer, as points do; since 2.24 what
+    /// one rank hands over or receives, which of a gather or a scatter is a part of that.
+    pub fn operation_of(&self, point: PointKey) -> Option<&Operation> {
+        let per_rank = point.collective.logged_bytes(point.bytes, point.ranks);
+        self.operations.iter().rev().find(|operation| {
+            let bytes = if operation.predicted_us.is_some() { point.bytes } else { per_rank };
+            operation.bytes == bytes && (operation.collective == Some(point.collective) || operation.name.is_empty())
         })
     }
 
@@ -362,6 +372,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::collective::DataType;
     use crate::knob::{self, Way, read_as_nccl};
 
     fn info(message: &str) -> NcclLog {
@@ -413,6 +424,13 @@ box:11:11 [0] NCCL INFO AllGather: 1024 Bytes -> Algo RING proto LL channel{Lo..
         assert_eq!((reduce.algo.as_str(), reduce.proto.as_deref(), reduce.channels), ("ring", Some("ll"), Some(4)));
         assert_eq!(reduce.times, 2);
         assert_eq!(log.operation(Collective::AllReduce, 1024), None);
+        // Two ranks gather 2048 bytes of 1024 each, which is what this release logs.
+        let gather = |bytes| log.operation_of(PointKey::usual(Collective::AllGather, DataType::Bf16, bytes, 2));
+        assert_eq!(gather(2048).unwrap().collective, Some(Collective::AllGather));
+        assert_eq!(gather(1024), None);
+        // Up to 2.23 it is the whole.
+        let older = info("AllGather: 2048 Bytes -> Algo 1 proto 0 time 8.400000");
+        assert!(older.operation_of(PointKey::usual(Collective::AllGather, DataType::Bf16, 2048, 2)).is_some());
         assert_eq!(log.tuner.len(), 1);
         assert!(log.symptoms.is_empty() && log.warnings.is_empty() && log.capped.is_empty());
     }

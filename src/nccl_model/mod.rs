@@ -1,7 +1,7 @@
 //! NCCL's own mind on one machine: which rings it finds, and which algorithm, protocol and channels
 //! it chooses for a message.
 //!
-//! Pure: a [`Topology`], [`Settings`] read from variables, and a [`Release`] go in; a
+//! Pure: a [`Topology`](crate::machine::Topology), [`Settings`] read from variables, and a [`Release`] go in; a
 //! [`Communicator`] comes out that answers for every size what NCCL would choose, at which predicted
 //! time, what came second, and why. The rules are those of NCCL's public source, release by release;
 //! the constants stand in one place, `constants`, with where they come from. Times are NCCL's own

@@ -3,43 +3,26 @@
 use std::collections::BTreeMap;
 
 use super::{Device, Output, ReadError, Row, Table, Timing, collective_of, data_type};
-use crate::collective::{Collective, DataType};
+use crate::collective::{Collective, DataType, Form, Placement};
 use crate::record::PointKey;
 use crate::wording::plural;
 
 /// Times beyond this are no measurement; the journal draws the same line.
 const MOST_TIME_US: f64 = 1e12;
 
-/// Whether send and receive buffer are one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Placement {
-    /// They are: how this tool measures too.
-    InPlace,
-    /// They are not.
-    OutOfPlace,
+/// The one of the two times of a row.
+const fn time_of(placement: Placement, row: &Row) -> Option<Timing> {
+    match placement {
+        Placement::InPlace => row.in_place,
+        Placement::OutOfPlace => row.out_of_place,
+    }
 }
 
-impl Placement {
-    /// Its name on the command line and in records.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::InPlace => "in-place",
-            Self::OutOfPlace => "out-of-place",
-        }
-    }
-
-    const fn other(self) -> Self {
-        match self {
-            Self::InPlace => Self::OutOfPlace,
-            Self::OutOfPlace => Self::InPlace,
-        }
-    }
-
-    fn of(self, row: &Row) -> Option<Timing> {
-        match self {
-            Self::InPlace => row.in_place,
-            Self::OutOfPlace => row.out_of_place,
-        }
+/// The other of the two.
+const fn other(placement: Placement) -> Placement {
+    match placement {
+        Placement::InPlace => Placement::OutOfPlace,
+        Placement::OutOfPlace => Placement::InPlace,
     }
 }
 
@@ -160,8 +143,10 @@ impl Output {
                         continue;
                     }
                 };
-                let point =
-                    PointKey { collective: *collective, dtype, bytes: row.bytes, ranks: launch.ranks.unwrap_or(0) };
+                let point = PointKey {
+                    form: Form { placement: launch.placement, ..Form::usual(*collective) },
+                    ..PointKey::usual(*collective, dtype, row.bytes, launch.ranks.unwrap_or(0))
+                };
                 let (first, cell) = cells.entry(point).or_insert_with(|| {
                     (number, Cell { point, times_us: Vec::new(), wrong: None, iterations: table.iterations })
                 });
@@ -213,12 +198,13 @@ fn ranks(table: &Table, wish: &Wish) -> Result<u32, ReadError> {
 /// In place where every row has it; else the other, where every row has that. Launches of a run must
 /// all be of one kind.
 fn placement(tables: &[(&Table, Collective)], wish: &Wish) -> Placement {
-    let every =
-        |placement: Placement| tables.iter().flat_map(|(table, _)| &table.rows).all(|row| placement.of(row).is_some());
+    let every = |placement: Placement| {
+        tables.iter().flat_map(|(table, _)| &table.rows).all(|row| time_of(placement, row).is_some())
+    };
     match wish.placement {
         Some(placement) => placement,
         None if every(Placement::InPlace) || !every(Placement::OutOfPlace) => Placement::InPlace,
-        None => Placement::InPlace.other(),
+        None => other(Placement::InPlace),
     }
 }
 
@@ -244,7 +230,7 @@ fn usable(
     {
         return Err("another root than that of the first row".to_owned());
     }
-    let Some(timing) = placement.of(row) else { return Err(format!("no time {}", placement.name())) };
+    let Some(timing) = time_of(placement, row) else { return Err(format!("no time {}", placement.name())) };
     if !(timing.time_us > 0.0 && timing.time_us <= MOST_TIME_US) {
         return Err("a time that is no time".to_owned());
     }

@@ -15,7 +15,7 @@ use crate::collective::{Collective, DataType};
 use crate::error_kind::{Classified, ErrorKind};
 use crate::wording::printable;
 
-pub use launch::{Cell, Launch, Placement, Wish};
+pub use launch::{Cell, Launch, Wish};
 
 /// Largest file that is read.
 pub const MAX_BYTES: u64 = 64 * 1024 * 1024;

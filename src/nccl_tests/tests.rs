@@ -1,5 +1,6 @@
 //! Every shape in `tests/it/nccl-tests/`, written by hand after the printf formats, and what comes of it.
 
+use crate::collective::Placement;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;

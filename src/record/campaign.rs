@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{PassMeasurement, PointKey};
+use super::{GatePass, PassMeasurement, PointKey};
 use crate::file_kind::FileKind;
 
 /// The short fingerprint of an arm's environment, files and server arguments.
@@ -41,6 +41,8 @@ pub struct Arm {
 pub enum Phase {
     /// Looking for finalists; several arms may share a launch.
     Search,
+    /// The smoke gate: arms that would be finalists at the collectives a server issues, in deployed form.
+    Gate,
     /// Judging finalists: fresh launches, one arm a launch, in deployed form.
     Final,
     /// Finalists inside a model's forward pass.
@@ -238,6 +240,8 @@ pub enum Event {
     CellMeasured(CellMeasurement),
     /// A forward pass was timed.
     PassMeasured(PassMeasurement),
+    /// An arm got every collective of the smoke gate right.
+    GatePassed(GatePass),
     /// The arms of a block ran under different conditions: it counts for nothing.
     BlockVoided {
         /// Number of the block.

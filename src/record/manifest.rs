@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Arm, ArmId, CheckReport, QuarantinedArm, Space, TrialPlan, Workload};
+use super::{Arm, ArmId, CheckReport, GatePlan, QuarantinedArm, Space, TrialPlan, Workload};
 use crate::machine::{Machine, NcclLibrary};
 
 /// What did the measuring.
@@ -114,6 +114,39 @@ impl Profile {
     }
 }
 
+/// Whose memory messages lie in: what the engine's framework allocates its tensors from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BufferKind {
+    /// The driver's plain memory (cuMemAlloc), PyTorch's usual.
+    #[default]
+    Plain,
+    /// Segments of virtual memory, PyTorch's with `expandable_segments:True`.
+    Vmm,
+    /// NCCL's own allocator (ncclMemAlloc), as memory pools for NCCL use it.
+    Nccl,
+}
+
+impl BufferKind {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Plain, Self::Vmm, Self::Nccl];
+
+    /// Its name in records and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Vmm => "vmm",
+            Self::Nccl => "nccl",
+        }
+    }
+
+    /// For serde: the usual one is left out, so that records of older versions keep their fingerprint.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    const fn is_plain(&self) -> bool {
+        matches!(self, Self::Plain)
+    }
+}
+
 /// What decides how a run is measured and judged; all of it is part of its identity.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
@@ -139,6 +172,9 @@ pub struct Settings {
     pub max_extra_memory_mib: Option<f64>,
     /// Milliseconds of timed replays per cell.
     pub cell_time_ms: f64,
+    /// Whose memory messages lie in.
+    #[serde(default, skip_serializing_if = "BufferKind::is_plain")]
+    pub buffers: BufferKind,
 }
 
 impl Default for Settings {
@@ -155,6 +191,7 @@ impl Default for Settings {
             final_launches: None,
             max_extra_memory_mib: None,
             cell_time_ms: 40.0,
+            buffers: BufferKind::Plain,
         }
     }
 }
@@ -234,6 +271,9 @@ pub struct Manifest {
     /// The trial in a forward pass, where one is planned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trial: Option<TrialPlan>,
+    /// What finalists must get right beside their points; none in runs of versions that had no gate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate: Option<GatePlan>,
     /// What doctor found beforehand.
     pub checks: CheckReport,
     /// The recorded run behind a replay.

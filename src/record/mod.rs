@@ -7,6 +7,7 @@
 mod campaign;
 mod check;
 mod explanation;
+mod gate;
 mod manifest;
 mod pass;
 mod quarantine;
@@ -23,8 +24,10 @@ pub use explanation::{
     EffectKind, ExplainedChoice, ExplainedEffect, ExplainedGraph, ExplainedLog, ExplainedRelease, ExplainedRunnerUp,
     ExplainedSize, ExplainedVariable, Explanation, LoggedSize, VariableOrigin,
 };
+pub use gate::{GatePass, GatePlan, GatePoint, GateRecord, LongCheck};
 pub use manifest::{
-    BackendKind, FingerprintParts, ImportedFile, Labels, Manifest, MisjudgedBox, Origin, Pin, Profile, Settings,
+    BackendKind, BufferKind, FingerprintParts, ImportedFile, Labels, Manifest, MisjudgedBox, Origin, Pin, Profile,
+    Settings,
 };
 pub use pass::{
     DraftShape, FeedForward, GpuState, LayerRun, PassCase, PassKey, PassMeasurement, PassShape, PassStep, PassStream,

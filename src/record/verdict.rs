@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ArmId, Effective, PointPhase, QuarantinedArm};
-use crate::collective::{Collective, DataType};
+use super::{ArmId, Effective, GateRecord, PointPhase, QuarantinedArm};
+use crate::collective::{Collective, DataType, Form};
 use crate::file_kind::FileKind;
 
 /// What the run says.
@@ -133,6 +133,9 @@ pub struct PointVerdict {
     pub effective: Option<Effective>,
     /// What ran under the default.
     pub effective_default: Option<Effective>,
+    /// Captured or eager, in place or not.
+    #[serde(default, skip_serializing_if = "Form::is_plain")]
+    pub form: Form,
 }
 
 /// An arm that may not ship.
@@ -317,6 +320,9 @@ pub struct Choice {
     /// Arms that were not tried because they failed in an earlier run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub quarantined: Vec<QuarantinedArm>,
+    /// What the smoke gate said of the arm the figures are of; none where no gate was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate: Option<GateRecord>,
     /// Half-width of default against default at this launch count, as a share.
     pub noise_floor: Option<f64>,
     /// Thresholds applied.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::collective::{Collective, DataType};
+use crate::collective::{Collective, DataType, Form, Issue, Placement};
 
 /// What identifies a measurement, whoever asks for it: two batches that pad to the same message
 /// share it.
@@ -14,13 +14,30 @@ pub struct PointKey {
     pub dtype: DataType,
     /// The larger of send and receive buffer per rank, as nccl-tests and the tuner interface count.
     pub bytes: u64,
-    /// Ranks taking part.
+    /// Ranks taking part; fewer than the launch has where a part of them forms a group.
     pub ranks: u32,
+    /// Captured or eager, in place or not.
+    #[serde(default, skip_serializing_if = "Form::is_plain")]
+    pub form: Form,
+}
+
+impl PointKey {
+    /// A captured operation, in place or not as engines issue it.
+    pub const fn usual(collective: Collective, dtype: DataType, bytes: u64, ranks: u32) -> Self {
+        Self { collective, dtype, bytes, ranks, form: Form::usual(collective) }
+    }
 }
 
 impl std::fmt::Display for PointKey {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{} {} {} B x{}", self.collective, self.dtype, self.bytes, self.ranks)
+        write!(formatter, "{} {} {} B x{}", self.collective, self.dtype, self.bytes, self.ranks)?;
+        if self.form.issue == Issue::Eager {
+            formatter.write_str(" eager")?;
+        }
+        if self.form.placement == Placement::OutOfPlace {
+            formatter.write_str(" out of place")?;
+        }
+        Ok(())
     }
 }
 
@@ -83,12 +100,21 @@ pub struct Point {
     pub measured: bool,
     /// Where in the model it is issued, in words.
     pub origin: String,
+    /// Captured or eager, in place or not.
+    #[serde(default, skip_serializing_if = "Form::is_plain")]
+    pub form: Form,
 }
 
 impl Point {
     /// What identifies its measurement.
     pub const fn key(&self) -> PointKey {
-        PointKey { collective: self.collective, dtype: self.dtype, bytes: self.bytes, ranks: self.ranks }
+        PointKey {
+            collective: self.collective,
+            dtype: self.dtype,
+            bytes: self.bytes,
+            ranks: self.ranks,
+            form: self.form,
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::collective::{Collective, DataType};
+use crate::collective::{Collective, DataType, Form};
 use crate::record::{
     CheckReport, Choice, EffectKind, Effective, ExplainedSize, Explanation, Manifest, OutcomeKind, Point, PointVerdict,
     Workload,
@@ -32,6 +32,10 @@ pub struct SummaryRow {
     pub effective: Option<Effective>,
     /// How it ended.
     pub outcome: OutcomeKind,
+    /// Ranks taking part.
+    pub ranks: u32,
+    /// Captured or eager, in place or not.
+    pub form: Form,
 }
 
 /// summary.csv.
@@ -52,6 +56,9 @@ pub fn summary_csv(rows: &[SummaryRow]) -> String {
         "threads",
         "transport",
         "outcome",
+        "ranks",
+        "issue",
+        "placement",
     ];
     let record = |row: &SummaryRow| {
         let ran = row.effective.clone().unwrap_or_default();
@@ -71,6 +78,9 @@ pub fn summary_csv(rows: &[SummaryRow]) -> String {
             plain(ran.threads),
             ran.transport.unwrap_or_default(),
             row.outcome.name().to_owned(),
+            row.ranks.to_string(),
+            row.form.issue.name().to_owned(),
+            row.form.placement.name().to_owned(),
         ]
     };
     comma_separated(header, rows.iter().map(record))
@@ -160,6 +170,8 @@ pub(super) fn verdict_csv(choice: &Choice, manifest: &Manifest) -> String {
         "safe",
         "default_ran",
         "winner_ran",
+        "issue",
+        "placement",
     ];
     let labels: Vec<String> = wording::labels(choice, manifest).into_iter().map(|label| label.word).collect();
     let labels = labels.join(" ");
@@ -185,6 +197,8 @@ pub(super) fn verdict_csv(choice: &Choice, manifest: &Manifest) -> String {
             plain(point.safe),
             point.effective_default.as_ref().map(super::ran).unwrap_or_default(),
             point.effective.as_ref().map(super::ran).unwrap_or_default(),
+            point.form.issue.name().to_owned(),
+            point.form.placement.name().to_owned(),
         ]
     };
     let points = choice.points.iter().map(|point| ("point", point));
@@ -205,6 +219,8 @@ pub(super) fn points_csv(workload: &Workload) -> String {
         "weight",
         "measured",
         "origin",
+        "issue",
+        "placement",
     ];
     let record = |(set, point): (&str, &Point)| {
         [
@@ -219,6 +235,8 @@ pub(super) fn points_csv(workload: &Workload) -> String {
             point.weight.to_string(),
             point.measured.to_string(),
             point.origin.clone(),
+            point.form.issue.name().to_owned(),
+            point.form.placement.name().to_owned(),
         ]
     };
     let points = workload.points.iter().map(|point| ("point", point));
@@ -337,6 +355,8 @@ mod tests {
                 threads: None,
             }),
             outcome: OutcomeKind::Measured,
+            ranks: 2,
+            form: Form::default().eager(),
         };
         let failed = SummaryRow {
             arm: "tree".to_owned(),
@@ -348,11 +368,7 @@ mod tests {
             outcome: OutcomeKind::TimedOut,
             ..measured.clone()
         };
-        insta::assert_snapshot!(summary_csv(&[measured, failed]), @r#"
-        arm,collective,dtype,bytes,launches,median_us,ci95_low_us,ci95_high_us,p99_us,algo,proto,channels,threads,transport,outcome
-        "ring, ll",all-reduce,bf16,57344,12,18.881,18.710,19.050,24.400,ring,ll,8,,SHM/direct/direct,measured
-        tree,all-reduce,bf16,57344,0,,,,,,,,,,timed-out
-        "#);
+        insta::assert_snapshot!(summary_csv(&[measured, failed]));
     }
 
     #[test]

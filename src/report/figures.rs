@@ -203,7 +203,7 @@ pub(super) fn scatter(title: &str, launches: &[Departure]) -> Option<Svg> {
         svg.line("whisker s0", [at, low], [at, high]);
         let (marker, class) = match launch.phase {
             Phase::Search => (Marker::Circle, "hollow s0"),
-            Phase::Final => (Marker::Circle, "solid s0"),
+            Phase::Gate | Phase::Final => (Marker::Circle, "solid s0"),
             Phase::Trial => (Marker::Diamond, "solid s0"),
         };
         svg.marker(marker, class, [at, y.at(launch.mean * 100.0)]);

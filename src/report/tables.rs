@@ -76,7 +76,7 @@ fn points(points: &[Point]) -> Table {
         table.row(vec![
             point.phase.name().to_owned(),
             point.batch.to_string(),
-            format!("{} {}", point.collective, point.dtype),
+            wording::operation(point.collective, point.dtype, point.form),
             bytes,
             size,
             point.ranks.to_string(),

@@ -243,7 +243,7 @@ fn ran_table(choice: &Choice, other: &str) -> Table {
     for point in choice.points.iter().chain(&choice.guard) {
         let sides = [&point.effective_default, &point.effective].map(Option::as_ref);
         if sides.iter().flatten().all(|side| **side == Effective::default())
-            || !told.insert((point.collective, point.dtype, point.bytes))
+            || !told.insert((point.collective, point.dtype, point.bytes, point.form))
         {
             continue;
         }
@@ -264,7 +264,7 @@ fn ran_table(choice: &Choice, other: &str) -> Table {
 }
 
 fn operation(point: &PointVerdict) -> String {
-    format!("{} {}", point.collective, point.dtype)
+    wording::operation(point.collective, point.dtype, point.form)
 }
 
 fn dash() -> String {

@@ -112,6 +112,9 @@ fn choose(context: &SearchContext, evidence: &Evidence, prefix: &str) -> Want {
             finalists.push(simplest);
         }
     }
+    if let Some(gate) = super::gate::next(context, evidence, finalists.iter().map(|standing| &standing.arm)) {
+        return gate;
+    }
     let (launches, why) = match settings.final_launches {
         Some(launches) => (launches, "as asked"),
         None => planned_launches(context, evidence, finalists.first().map(|best| best.objective_log)),
@@ -195,6 +198,10 @@ fn finals(context: &SearchContext, evidence: &Evidence, finalists: &[ArmId], lau
     if context.budget_s.is_some_and(|budget| evidence.duration_s() >= budget) {
         return Want::Done { budget: true };
     }
+    // Those of a run whose time was up when they were chosen.
+    if let Some(gate) = super::gate::next(context, evidence, behind.iter()) {
+        return gate;
+    }
     behind.push(context.default.clone());
     Want::Block { phase: Phase::Final, arms: behind }
 }
@@ -226,7 +233,7 @@ fn hopeless(context: &SearchContext, evidence: &Evidence, arm: &ArmId) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{Collective, DataType};
+    use crate::collective::{Collective, DataType, Form};
     use crate::evidence::Objective;
     use crate::record::{BlockLaunch, CellMeasurement, Event, Point, PointPhase, Settings, Workload};
     use crate::wording::fixtures;
@@ -250,6 +257,7 @@ mod tests {
             phase: PointPhase::Decode,
             measured: true,
             origin: String::new(),
+            form: Form::default(),
         };
         let workload = Workload {
             format: 1,
@@ -272,6 +280,7 @@ mod tests {
             most_trial_launches: None,
             trial: None,
             most_launches: None,
+            gate: None,
             budget_s: Some(0.0),
         }
     }

@@ -2,6 +2,7 @@
 //! same question an unbroken one would and gets the same answer.
 
 mod exhaustive;
+mod gate;
 mod trial;
 
 pub use exhaustive::Exhaustive;
@@ -10,7 +11,7 @@ use std::collections::BTreeSet;
 
 use crate::evidence::{Evidence, Objective};
 use crate::quarantine::quarantined;
-use crate::record::{Arm, ArmId, DropReason, PassCase, Phase, PointKey, Settings, TrialPlan};
+use crate::record::{Arm, ArmId, DropReason, GatePlan, PassCase, Phase, PointKey, Settings, TrialPlan};
 use crate::stats;
 
 /// Pooled intervals of the search need this many repeats in all before they mean anything.
@@ -41,6 +42,8 @@ pub struct SearchContext {
     pub most_trial_launches: Option<u32>,
     /// The trial in a forward pass that follows the final, where one is wanted.
     pub trial: Option<TrialPlan>,
+    /// What finalists must get right beside their points, where a gate is wanted.
+    pub gate: Option<GatePlan>,
     /// Most paired launches that can be had, where that is limited: a replay has no more than were
     /// recorded.
     pub most_launches: Option<u32>,
@@ -177,7 +180,7 @@ pub fn outdoes(context: &SearchContext, evidence: &Evidence, phase: Phase, arm: 
                 let high = mean + pooled_half_width(context, evidence, Some(*point), logs.len());
                 high.exp() < 1.0 - MUCH
             }),
-            Phase::Final | Phase::Trial => stats::log_ratio_estimate(&logs, CONFIDENCE)
+            Phase::Gate | Phase::Final | Phase::Trial => stats::log_ratio_estimate(&logs, CONFIDENCE)
                 .is_some_and(|estimate| estimate.high < 1.0 - context.settings.min_gain),
         }
     };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::collective::{Collective, DataType};
+use crate::collective::{Collective, DataType, Form};
 use crate::machine::{Gpu, LibrarySource, Machine, NcclLibrary};
 use crate::record::{
     Answer, AnswerKind, Arm, ArmId, BackendKind, BatchObjective, CellMeasurement, Check, CheckReport, CheckVerdict,
@@ -27,6 +27,7 @@ fn point(collective: Collective, bytes: u64, calls: u32, batch: u32, phase: Poin
         phase,
         measured: true,
         origin: origin.to_owned(),
+        form: Form::usual(collective),
     }
 }
 
@@ -74,7 +75,7 @@ pub(crate) fn arm(name: &str, env: &[(&str, &str)]) -> Arm {
 pub(crate) fn cell(arm: &str) -> CellMeasurement {
     CellMeasurement {
         arm: ArmId(arm.to_owned()),
-        point: PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes: 4096, ranks: 2 },
+        point: PointKey::usual(Collective::AllReduce, DataType::Bf16, 4096, 2),
         block: 0,
         launch: 0,
         communicator: 0,
@@ -154,6 +155,7 @@ pub(crate) fn manifest() -> Manifest {
         notices: Vec::new(),
         settings: Settings { strategy: "racing".to_owned(), search_blocks: 4, ..Settings::default() },
         trial: None,
+        gate: None,
         checks: checks(),
         recorded: None,
         imported_files: Vec::new(),
@@ -194,6 +196,7 @@ fn point_verdict(point: &Point, baseline: f64, ratio: f64, half_width: f64) -> P
         safe: Some(ratio + half_width <= 1.02),
         effective: Some(ran("ring", "ll", 8)),
         effective_default: Some(ran("ring", "simple", 4)),
+        form: point.form,
     }
 }
 
@@ -291,6 +294,7 @@ pub(crate) fn adopt() -> Choice {
             },
         ],
         quarantined: Vec::new(),
+        gate: None,
         noise_floor: Some(0.0092),
         thresholds: Thresholds { min_gain: 0.02, max_regression: 0.02 },
         statistics: Statistics {

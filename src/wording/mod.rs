@@ -1,6 +1,7 @@
 //! Sentences that more than one output must say alike: what a label means, what was gained, what the
 //! answer holds under. An env file, a table on a terminal and a report may never disagree on them.
 
+use crate::collective::{Collective, DataType, Form, Issue};
 use crate::machine::{Machine, NcclLibrary, NcclVersion};
 use crate::record::{Choice, Labels, Manifest, Origin, PointPhase, QuarantinedArm, VerdictKind, Workload};
 use crate::units;
@@ -176,6 +177,36 @@ pub fn memory(choice: &Choice) -> Option<String> {
         parts.push(format!("{} tokens of key-value cache less", units::group_thousands(tokens)));
     }
     Some(parts.join(", "))
+}
+
+/// An operation as tables name it; that it is issued call by call is said, everything else is usual.
+pub fn operation(collective: Collective, dtype: DataType, form: Form) -> String {
+    let eager = if form.issue == Issue::Eager { " eager" } else { "" };
+    format!("{collective} {dtype}{eager}")
+}
+
+/// What was run beside the points, and found right, before the arm could win: lines for a file's header.
+pub fn gate(choice: &Choice) -> Vec<String> {
+    let Some(gate) = &choice.gate else { return Vec::new() };
+    if gate.simulated {
+        return vec!["smoke gate: passed in simulation only; nothing was checked".to_owned()];
+    }
+    if gate.checks == 0 {
+        return vec!["smoke gate: not recorded for this arm".to_owned()];
+    }
+    let runs = |count: u32| format!("{} {}", units::group_thousands(u64::from(count)), plural(count, "run", "runs"));
+    let mut lines = vec![format!(
+        "smoke gate: {} of the collectives a server issues, every element right on every rank",
+        runs(gate.checks.saturating_sub(gate.ll128_checks))
+    )];
+    if gate.ll128_checks > 0 {
+        lines.push(format!(
+            "LL128 check: {} of many sizes, in place and out of place, every element right on every rank; no failure \
+             seen is no proof: NCCL itself does not choose LL128 on every link",
+            runs(gate.ll128_checks)
+        ));
+    }
+    lines
 }
 
 /// Points and guard points where a regression beyond the threshold is not ruled out.

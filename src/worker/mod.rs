@@ -11,6 +11,7 @@ mod pass;
 pub mod protocol;
 mod set_environment;
 
+use std::cell::RefCell;
 use std::io::{Read, Seek, SeekFrom};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
@@ -21,14 +22,14 @@ use data_check::{MOST_RANKS, Pattern};
 use gpu_state::GpuWatch;
 use measure::{Buffers, Cell, StepError};
 use pass::{Pass, Stage};
-use protocol::{Answer, FailureKind, Order, PROTOCOL, WorkPhase, from_hex, to_hex};
+use protocol::{Answer, FailureKind, Order, PROTOCOL, RankGroup, WorkPhase, from_hex, to_hex};
 
 use crate::bindings::cublaslt::CublasLt;
-use crate::bindings::cuda::{DRIVER_LIBRARY, Device, driver_is_present, pci_bus_id};
+use crate::bindings::cuda::{DRIVER_LIBRARY, Device, DeviceBuffer, driver_is_present, pci_bus_id};
 use crate::bindings::nccl::{Communicator, Nccl};
 use crate::clock::wall_time_us;
 use crate::dynlib::is_stand_in;
-use crate::record::{PassStep, PassStream};
+use crate::record::{BufferKind, PassStep, PassStream};
 
 /// Bytes of NCCL's log sent with one answer; of a longer delta, the middle is skipped.
 const LOG_BYTES: u64 = 512 * 1024;
@@ -84,8 +85,25 @@ struct Setup {
     ranks: u32,
     device: Device,
     nccl: Nccl,
-    buffers: Buffers,
+    buffers: RefCell<Buffers>,
+    data_seed: u64,
     watch: GpuWatch,
+}
+
+impl Setup {
+    /// This process's place in a communicator, whose data the buffers hold from here on.
+    fn join(&self, group: Option<RankGroup>) -> Result<(u32, u32), Answer> {
+        let group = group.unwrap_or(RankGroup { number: 0, rank: self.rank, ranks: self.ranks });
+        if group.rank >= group.ranks || group.ranks > self.ranks {
+            return Err(protocol_error(format!("no place for this rank in {group:?}")));
+        }
+        let mut buffers = self.buffers.borrow_mut();
+        if buffers.group() != (group.rank, group.ranks) {
+            let seed = self.data_seed.wrapping_add(u64::from(group.number) << 32);
+            buffers.take(Pattern::new(seed, group.rank, group.ranks));
+        }
+        Ok((group.rank, group.ranks))
+    }
 }
 
 fn serve(connection: &mut Connection, allows_fakes: bool) -> Result<(), Answer> {
@@ -106,12 +124,12 @@ fn serve(connection: &mut Connection, allows_fakes: bool) -> Result<(), Answer> 
                 set_environment::apply(&variables);
                 send(connection, &Answer::VariablesSet)?;
             }
-            Order::OpenCommunicator { unique_id } => {
+            Order::OpenCommunicator { unique_id, group } => {
                 let id = from_hex(&unique_id).ok_or_else(|| protocol_error("malformed rendezvous id"))?;
+                let (rank, ranks) = setup.join(group)?;
                 let before = MemoryNow::of(&setup.device);
                 tell(connection, WorkPhase::Init);
-                let communicator =
-                    setup.nccl.join(setup.ranks, &id, setup.rank).map_err(|error| failed(&mut log, error.into()))?;
+                let communicator = setup.nccl.join(ranks, &id, rank).map_err(|error| failed(&mut log, error.into()))?;
                 send(connection, &Answer::Opened { log: log.delta() })?;
                 serve_communicator(connection, &setup, &communicator, &mut log)?;
                 let now = MemoryNow::of(&setup.device);
@@ -135,7 +153,9 @@ fn serve(connection: &mut Connection, allows_fakes: bool) -> Result<(), Answer> 
 }
 
 fn open(connection: &mut Connection, hello: Order, allows_fakes: bool) -> Result<(Setup, LogReader), Answer> {
-    let Order::Hello { protocol, rank, ranks, device, nccl_path, log_path, data_seed, largest_bytes } = hello else {
+    let Order::Hello { protocol, rank, ranks, device, nccl_path, log_path, data_seed, largest_bytes, buffers: kind } =
+        hello
+    else {
         return Err(protocol_error("expected hello"));
     };
     if protocol != PROTOCOL {
@@ -164,14 +184,23 @@ fn open(connection: &mut Connection, hello: Order, allows_fakes: bool) -> Result
     let open_device = || -> Result<(Device, Buffers, String), StepError> {
         let opened = Device::open(device)?;
         let pattern = Pattern::new(data_seed, rank, ranks);
-        let buffers = Buffers::new(&opened, largest_bytes as usize, pattern)?;
+        // A launch that times only forward passes has no message; the driver refuses empty memory.
+        let bytes = (largest_bytes as usize).max(4);
+        let allocate = || -> Result<DeviceBuffer, StepError> {
+            Ok(match kind {
+                BufferKind::Plain => opened.allocate(bytes)?,
+                BufferKind::Vmm => opened.allocate_segments(bytes)?,
+                BufferKind::Nccl => nccl.allocate(Path::new(&nccl_path), &opened, bytes)?,
+            })
+        };
+        let buffers = Buffers::new(&opened, allocate()?, allocate()?, pattern)?;
         Ok((opened, buffers, pci_bus_id(device)?))
     };
     let (device, buffers, address) = open_device().map_err(|error| failed(&mut log, error))?;
     let watch = GpuWatch::new(&address);
     let device_name = device.name().map_err(|error| failed(&mut log, error.into()))?;
     send(connection, &Answer::Ready { protocol: PROTOCOL, nccl_version, device_name, pci_bus_id: address })?;
-    Ok((Setup { rank, ranks, device, nccl, buffers, watch }, log))
+    Ok((Setup { rank, ranks, device, nccl, buffers: RefCell::new(buffers), data_seed, watch }, log))
 }
 
 /// What a communicator's orders leave behind: graphs, plans, buffers.
@@ -262,18 +291,33 @@ fn serve_communicator(
             Order::Prepare { point, collectives } => {
                 prepared.cell = None;
                 let mut telling = |phase| tell(connection, phase);
+                let buffers = &mut setup.buffers.borrow_mut();
                 let (cell, replay_us) =
-                    Cell::prepare(&setup.device, communicator, &setup.buffers, point, collectives, &mut telling)
+                    Cell::prepare(&setup.device, communicator, buffers, point, collectives, &mut telling)
                         .map_err(|error| failed(log, error))?;
                 prepared.cell = Some(cell);
                 send(connection, &Answer::Prepared { replay_us, log: log.delta() })?;
             }
+            Order::Check { point, collectives, repeats } => {
+                prepared.cell = None;
+                let mut telling = |phase| tell(connection, phase);
+                let (buffers, often) = (&mut setup.buffers.borrow_mut(), (collectives, repeats.clamp(1, 10_000)));
+                Cell::check(&setup.device, communicator, buffers, point, often, setup.data_seed, &mut telling)
+                    .map_err(|error| failed(log, error))?;
+                send(connection, &Answer::Checked { log: log.delta() })?;
+            }
             Order::Replay { replays } => {
                 let cell = prepared.cell.as_ref().ok_or_else(|| protocol_error("nothing is prepared"))?;
                 let replays_us = cell
-                    .replays(&setup.device, communicator, &setup.buffers, replays.clamp(1, 10_000), &mut |phase| {
-                        tell(connection, phase);
-                    })
+                    .replays(
+                        &setup.device,
+                        communicator,
+                        &setup.buffers.borrow(),
+                        replays.clamp(1, 10_000),
+                        &mut |phase| {
+                            tell(connection, phase);
+                        },
+                    )
                     .map_err(|error| failed(log, error))?;
                 send(connection, &Answer::Replayed { replays_us })?;
             }

@@ -9,11 +9,11 @@ use std::io::{BufRead, Read};
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::{GpuState, PassStep, PassStream, PassVariant, PointKey};
+use crate::record::{BufferKind, GpuState, PassStep, PassStream, PassVariant, PointKey};
 
 /// Version of the protocol; it stands in the first frame and must match exactly, because parent and
 /// worker are the same executable.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// The hidden argument that makes the executable a worker.
 pub const WORKER_ARGUMENT: &str = "__worker";
@@ -40,6 +40,8 @@ pub enum Order {
         data_seed: u64,
         /// Largest message of the launch in bytes.
         largest_bytes: u64,
+        /// Whose memory the messages lie in.
+        buffers: BufferKind,
     },
     /// Make a rendezvous id (first rank only).
     UniqueId,
@@ -53,15 +55,27 @@ pub enum Order {
     OpenCommunicator {
         /// Rendezvous id in hexadecimal.
         unique_id: String,
+        /// Where only a part of the ranks meets: this rank's place in it. All ranks without it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        group: Option<RankGroup>,
     },
-    /// Connect, capture, check the data, warm up.
+    /// Connect, capture (unless the point is eager), check the data, warm up.
     Prepare {
         /// What to measure.
         point: PointKey,
-        /// Collectives in the graph.
+        /// Collectives in the graph, or issued one after another.
         collectives: u32,
     },
-    /// Timed replays of the prepared graph, all queued before waiting, then a check of the data.
+    /// Runs without timing, each with fresh values, every element checked after each.
+    Check {
+        /// What to run.
+        point: PointKey,
+        /// Collectives in the graph, or issued one after another.
+        collectives: u32,
+        /// How often.
+        repeats: u32,
+    },
+    /// Timed replays of what was prepared, all queued before waiting, then a check of the data.
     Replay {
         /// How many.
         replays: u32,
@@ -91,6 +105,18 @@ pub enum Order {
     Finish,
 }
 
+/// A rank's place among a part of the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankGroup {
+    /// Which part; each has data of its own.
+    pub number: u32,
+    /// Rank inside it.
+    pub rank: u32,
+    /// Its size.
+    pub ranks: u32,
+}
+
 impl Order {
     /// The step's name in outcomes ("timed out while opening the communicator").
     pub const fn step(&self) -> &'static str {
@@ -100,6 +126,7 @@ impl Order {
             Self::UniqueId => "making a rendezvous id",
             Self::OpenCommunicator { .. } => "initialising the communicator",
             Self::Prepare { .. } => "running the first collective and capturing the graph",
+            Self::Check { .. } => "checking a collective",
             Self::Replay { .. } => "replaying the graph",
             Self::PreparePass { .. } => "preparing a forward pass",
             Self::ReplayPass { .. } => "timing a forward pass",
@@ -188,6 +215,11 @@ pub enum Answer {
     Prepared {
         /// Microseconds of one replay, from the warm-up.
         replay_us: f64,
+        /// NCCL's log since the last answer, bounded.
+        log: String,
+    },
+    /// To `Check`: every element was right every time.
+    Checked {
         /// NCCL's log since the last answer, bounded.
         log: String,
     },

@@ -6,7 +6,7 @@ use super::config::ModelConfig;
 use super::draft::{check_draft, draft_notes, draft_points};
 use super::layout::{Layout, check_layout, layout_notes, target_points};
 use super::{MAX_MESSAGE_BYTES, WorkloadError, marked, shown};
-use crate::collective::{Collective, DataType};
+use crate::collective::{Collective, Form};
 use crate::engine::{Engine, PaddingUnit};
 use crate::record::{FORMAT, Point, PointPhase, Workload};
 use crate::units::group_thousands;
@@ -269,13 +269,20 @@ impl Pass {
         request: &WorkloadRequest,
         weight: f64,
     ) -> Result<Vec<Point>, WorkloadError> {
+        let phase = phase(request);
         let rows = self.logit_rows(request.engine);
-        let mut points =
-            target_points(config, request, self.tokens, Some(rows), phase(request), || self.in_words(request))?;
+        let mut points = target_points(config, request, self.tokens, Some(rows), phase, || self.in_words(request))?;
         points.extend(draft_points(request, self)?);
+        let has_graphs = request.engine.padding_unit().is_some();
         for point in &mut points {
             point.batch = self.batch;
             point.weight = weight;
+            // vLLM computes logits after the captured pass (inferred from how it treats its draft model).
+            let follows_the_graph =
+                point.collective == Collective::AllGather && request.engine.padding_unit() == Some(PaddingUnit::Tokens);
+            if has_graphs && (!self.captured || follows_the_graph) {
+                point.form = point.form.eager();
+            }
         }
         Ok(points)
     }
@@ -319,6 +326,7 @@ pub(super) fn all_reduce(
         phase,
         measured: false,
         origin: config.all_reduces.origin(),
+        form: Form::usual(Collective::AllReduce),
     }))
 }
 
@@ -336,6 +344,7 @@ pub(super) fn logits(config: &ModelConfig, request: &WorkloadRequest, rows: u64,
         phase,
         measured: false,
         origin: format!("logits, {rows} {plural}"),
+        form: Form::usual(Collective::AllGather),
     }))
 }
 
@@ -375,6 +384,10 @@ pub(super) fn guard_points(
     }
     if let Some(point) = logits(config, request, 1, PointPhase::Prefill) {
         guard.push(Point { origin: "prefill: logits of a sequence's last token".to_owned(), ..point });
+    }
+    for point in &mut guard {
+        // No engine captures its prefill passes unless told to.
+        point.form = point.form.eager();
     }
     Ok(guard)
 }
@@ -421,10 +434,6 @@ fn general_assumptions(config: &ModelConfig, request: &WorkloadRequest) -> Vec<S
         ));
     }
     notes.extend(draft_notes(request));
-    if config.vocab_size.is_some() {
-        notes.push("all-gathers of logits are listed, and this version does not measure them".to_owned());
-    }
-    notes.extend(unmeasured_dtype_note(config.dtype));
     notes
 }
 
@@ -450,17 +459,12 @@ fn custom_all_reduce_note(engine: Engine, tensor_parallel: u32) -> String {
     }
 }
 
-/// What a message type that the workers cannot send means for the answer.
-pub(super) fn unmeasured_dtype_note(dtype: DataType) -> Option<String> {
-    (dtype != DataType::Bf16)
-        .then(|| format!("messages are {dtype}, and this version measures bf16 all-reduces only: no point is measured"))
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::collective::{DataType, Issue, Placement};
     use crate::workload::{AllReduceRule, parse_batches, preset};
 
     const RTX_PRO_6000_MIB: Option<u64> = Some(97_887);
@@ -504,7 +508,7 @@ mod tests {
         let workload = derive(&model("kimi-k2.5"), &request(Engine::Sglang, "1", 4)).expect("valid");
         assert_eq!(summary(&workload.points), [(AllReduce, 123, 57_344), (AllGather, 1, 1_310_720)]);
         assert!(workload.points.iter().all(|point| point.phase == PointPhase::Verify && point.batch == 1));
-        assert_eq!(workload.points.iter().map(|point| point.measured).collect::<Vec<_>>(), [true, false]);
+        assert!(workload.points.iter().chain(&workload.guard).all(|point| point.measured));
         assert_eq!(
             summary(&workload.guard),
             [(AllReduce, 123, 117_440_512), (AllReduce, 123, 29_360_128), (AllGather, 1, 327_680)]
@@ -680,9 +684,24 @@ mod tests {
         assert!(!note(ModelConfig { mamba_groups: Some(8), ..llama.clone() }, "state-space"));
         assert!(note(ModelConfig { notes: vec!["as read".to_owned()], ..llama.clone() }, "as read"));
         let half = ModelConfig { dtype: DataType::Fp16, ..llama };
-        assert!(note(half.clone(), "no point is measured"));
         let workload = derive(&half, &request(Engine::Sglang, "1", 1)).expect("valid");
-        assert!(workload.points.iter().chain(&workload.guard).all(|point| !point.measured));
+        let points = || workload.points.iter().chain(&workload.guard);
+        assert!(points().all(|point| point.measured && point.dtype == DataType::Fp16));
+    }
+
+    #[test]
+    fn what_no_graph_holds_is_issued_call_by_call() {
+        let eager = |engine, batches: &str| -> Vec<bool> {
+            let workload = derive(&model("llama-3.1-70b"), &request(engine, batches, 1)).expect("valid");
+            assert!(workload.guard.iter().all(|point| point.form.issue == Issue::Eager), "prefill is never captured");
+            assert!(workload.points.iter().all(|point| {
+                (point.form.placement == Placement::OutOfPlace) == (point.collective == Collective::AllGather)
+            }));
+            workload.points.iter().map(|point| point.form.issue == Issue::Eager).collect()
+        };
+        assert_eq!(eager(Engine::Sglang, "1,600"), [false, false, true, true]);
+        assert_eq!(eager(Engine::Vllm, "1,600"), [false, true, true, true], "logits come after the graph");
+        assert_eq!(eager(Engine::None, "1,600"), [false; 4], "who names no engine has no list of graphs");
     }
 
     #[test]
@@ -734,8 +753,7 @@ mod tests {
                 prop_assert_eq!(all_reduce.calls_per_pass, 1 + 2 * layers);
                 prop_assert_eq!(all_reduce.weight.to_bits(), logits.weight.to_bits());
                 prop_assert!(logits.bytes >= exact * vocab_size * dtype.size_bytes());
-                prop_assert_eq!(all_reduce.measured, dtype == DataType::Bf16);
-                prop_assert!(!logits.measured);
+                prop_assert!(all_reduce.measured && logits.measured);
                 sum += all_reduce.weight;
             }
             prop_assert!((sum - 1.0).abs() < 1e-9);

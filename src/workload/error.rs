@@ -2,7 +2,7 @@
 
 use super::batches::BatchError;
 use super::{MAX_CHUNK, MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES, MAX_SIZES, MAX_VERIFY_TOKENS};
-use crate::collective::DataType;
+use crate::collective::{Collective, DataType};
 use crate::error_kind::{Classified, ErrorKind};
 use crate::units::{format_size, group_thousands};
 
@@ -222,16 +222,26 @@ pub enum WorkloadError {
     },
     /// A size that no message of this type can have.
     #[error(
-        "{} is no possible size: a message of {dtype} holds whole elements of {} bytes, from one of them to {}",
+        "{} is no possible size: {collective} of {dtype} takes multiples of {whole_bytes} bytes, whole elements for \
+         every rank, up to {}",
         format_size(*bytes),
-        dtype.size_bytes(),
         format_size(MAX_MESSAGE_BYTES)
     )]
     Size {
         /// As given.
         bytes: u64,
+        /// The operation.
+        collective: Collective,
         /// The element type.
         dtype: DataType,
+        /// Bytes of one element for every rank.
+        whole_bytes: u64,
+    },
+    /// In one buffer, what needs two.
+    #[error("{collective} does not work in place: a rank cannot send from where it receives")]
+    NotInPlace {
+        /// The operation.
+        collective: Collective,
     },
     /// The same size twice.
     #[error("size {} is given twice; name it once", format_size(*bytes))]

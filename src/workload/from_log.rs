@@ -12,7 +12,7 @@ use super::config::ModelConfig;
 use super::derive::{WorkloadRequest, check_architecture, check_width, guard_points};
 use super::step_log::{Kind, Operation, StepLog};
 use super::{MAX_MESSAGE_BYTES, WorkloadError, marked};
-use crate::collective::{Collective, DataType};
+use crate::collective::{Collective, DataType, Form};
 use crate::record::{FORMAT, Point, PointPhase, Workload};
 use crate::units::{format_size, group_thousands};
 
@@ -342,6 +342,7 @@ fn points(
                 weight: 1.0,
                 phase: PointPhase::Step,
                 measured: false,
+                form: Form::usual(collective),
                 origin: format!("logged by the server{seen}"),
             });
             // Workers open one communicator, over the ranks of the tensor-parallel group.

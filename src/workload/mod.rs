@@ -23,6 +23,7 @@ mod derive;
 mod draft;
 mod error;
 mod from_log;
+mod gate;
 mod layout;
 mod pass;
 mod presets;
@@ -39,26 +40,29 @@ pub use derive::{MAX_CHUNK, MAX_VERIFY_TOKENS, SHORT_PREFILL_TOKENS, WorkloadReq
 pub use draft::next_token_draft;
 pub use error::WorkloadError;
 pub use from_log::{LogRequest, from_log, step_tokens};
+pub use gate::{GatePoints, gate_plan, gate_points, measured_by};
 pub use layout::{Layout, MAX_STAGES};
 pub use pass::{pass_cases, pass_shape};
 pub use presets::{preset, preset_names};
 pub use shape::{Cache, FeedForwardShape, LayerShape, Matrix, ModelShape};
-pub use sizes::{MAX_SIZES, from_sizes};
+pub use sizes::{MAX_SIZES, SizesRequest, from_sizes};
 pub use step_log::{MAX_LOG_BYTES, StepLog};
 pub use steps::pass_steps;
 pub use storage::Stored;
 
-use crate::collective::{Collective, DataType};
+use crate::collective::Placement;
 use crate::record::Point;
 
 /// The largest message a point may ask for, in bytes. No serving pass comes near it, and a pair of
 /// buffers of this size is already more than a GPU that holds a model can spare.
 pub const MAX_MESSAGE_BYTES: u64 = 4 << 30;
 
-/// Whether this version's workers can measure the point. They run all-reduces in bf16; everything
-/// else is listed as unmeasured and decides nothing.
+/// Whether this version's workers can measure the point: its bytes must be whole elements for every rank,
+/// and where a part of the ranks forms a group, the caller sees to it that they divide evenly. What cannot
+/// be measured is listed as such and decides nothing.
 pub fn measurable(point: &Point) -> bool {
-    point.collective == Collective::AllReduce && point.dtype == DataType::Bf16
+    let room = point.form.placement == Placement::OutOfPlace || point.collective.works_in_place();
+    room && point.ranks >= 2 && point.collective.count(point.bytes, point.dtype, point.ranks).is_some()
 }
 
 /// Marks the point by [`measurable`]; every point of this module passes here.

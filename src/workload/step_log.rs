@@ -2,8 +2,10 @@
 //!
 //! Each call is one line on each rank:
 //!
-//!     host:pid:tid [device] NCCL INFO AllReduce: opCount 3 sendbuff 0x.. recvbuff 0x.. count 32768
-//!         datatype 9 op 0 root 0 comm 0x.. [nranks=8] stream 0x..
+//! ```text
+//! host:pid:tid [device] NCCL INFO AllReduce: opCount 3 sendbuff 0x.. recvbuff 0x.. count 32768
+//!     datatype 9 op 0 root 0 comm 0x.. [nranks=8] stream 0x..
+//! ```
 //!
 //! Such a log may be as long as the server's life, holds other lines in between, and ranks that share
 //! a pipe write into each other's lines. This reader takes any bytes, keeps a bounded amount of them,

@@ -220,7 +220,7 @@ fn workload_shows_each_preset_under_each_engine() {
             let mut rows = csv::Reader::from_reader(csv.as_bytes());
             let rows: Vec<BTreeMap<String, String>> = rows.deserialize().map(Result::unwrap).collect();
             assert_eq!(rows.len(), points.len(), "{line}");
-            assert_eq!(markdown.lines().filter(|row| row.contains(" bf16 | ")).count(), points.len(), "{markdown}");
+            assert_eq!(markdown.lines().filter(|row| row.contains(" bf16")).count(), points.len(), "{markdown}");
             for (row, point) in rows.iter().zip(points) {
                 for field in ["collective", "dtype", "phase", "origin"] {
                     assert_eq!(row[field], point[field].as_str().unwrap(), "{line}");
@@ -452,12 +452,12 @@ fn every_file_of_a_run_is_there_and_nothing_else() {
         summary.lines().next(),
         Some(
             "arm,collective,dtype,bytes,launches,median_us,ci95_low_us,ci95_high_us,p99_us,algo,proto,channels,\
-             threads,transport,outcome"
+             threads,transport,outcome,ranks,issue,placement"
         )
     );
     let choice = scene.choice("X");
     // One row per arm and measured point.
-    assert_eq!(summary.lines().count() - 1, choice.search.arms as usize * 5);
+    assert_eq!(summary.lines().count() - 1, choice.search.arms as usize * 9);
     for name in expected.iter().filter(|name| !name.ends_with('/')) {
         let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(scene.path(name)).unwrap().permissions());
         assert_eq!(mode & 0o400, 0o400, "{name} can be read");

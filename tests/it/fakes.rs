@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 use fake_gpu::choice::{ALGORITHMS, PROTOCOLS, Tuning};
 use fs_err as fs;
-use nccltune::collective::{Collective, DataType};
+use nccltune::collective::{Collective, DataType, Form, Issue, Placement};
 use nccltune::nccl_log::{self, NcclLog, Symptom};
 use nccltune::probe::{PROBE_ARGUMENT, ProbeReport};
-use nccltune::record::{Event, Flag, PassVariant, PointKey, VerdictKind};
-use nccltune::worker::protocol::{Answer, FailureKind, Order, PROTOCOL, WORKER_ARGUMENT};
+use nccltune::record::{BufferKind, Event, Flag, PassVariant, PointKey, VerdictKind};
+use nccltune::worker::protocol::{Answer, FailureKind, Order, PROTOCOL, RankGroup, WORKER_ARGUMENT};
 
 use crate::command::{Running, Scene, cells, journal_in, manifest_in, recorded, wait_at_most};
 
@@ -103,7 +103,7 @@ impl Machine {
                 Worker { child, answers: BufReader::new(socket.try_clone().expect("a second handle")), socket }
             })
             .collect();
-        Ranks { machine: self, workers, count, devices: |rank| rank }
+        Ranks { machine: self, workers, count, devices: |rank| rank, buffers: BufferKind::Plain }
     }
 }
 
@@ -166,6 +166,8 @@ struct Ranks<'a> {
     count: u32,
     /// The GPU of each rank.
     devices: fn(u32) -> u32,
+    /// Whose memory messages lie in.
+    buffers: BufferKind,
 }
 
 impl Ranks<'_> {
@@ -183,6 +185,7 @@ impl Ranks<'_> {
 
     fn greet(&mut self) {
         let (count, devices, nccl) = (self.count, self.devices, self.machine.library("libnccl.so.2"));
+        let buffers = self.buffers;
         let log = |rank: u32| self.machine.scene.path(&format!("rank-{rank}.log")).display().to_string();
         let logs: Vec<String> = (0..count).map(log).collect();
         self.send(|rank| Order::Hello {
@@ -194,6 +197,7 @@ impl Ranks<'_> {
             log_path: logs[rank as usize].clone(),
             data_seed: 7,
             largest_bytes: 4 << 20,
+            buffers,
         });
     }
 
@@ -216,7 +220,7 @@ impl Ranks<'_> {
         }
         self.workers[0].send(&Order::UniqueId);
         let Some(Answer::UniqueId { unique_id }) = self.workers[0].answer() else { panic!("no id") };
-        self.send(|_| Order::OpenCommunicator { unique_id: unique_id.clone() });
+        self.send(|_| Order::OpenCommunicator { unique_id: unique_id.clone(), group: None });
     }
 
     /// Joins a communicator; returns the first rank's log.
@@ -235,7 +239,7 @@ impl Ranks<'_> {
     }
 
     fn prepare_order(&self, bytes: u64, collectives: u32) -> Order {
-        let point = PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes, ranks: self.count };
+        let point = PointKey::usual(Collective::AllReduce, DataType::Bf16, bytes, self.count);
         Order::Prepare { point, collectives }
     }
 
@@ -430,7 +434,8 @@ fn without_permission_nobody_uses_a_stand_in() {
     }
     let (child, socket) = refused(&[WORKER_ARGUMENT]);
     let worker = Worker { child, answers: BufReader::new(socket.try_clone().unwrap()), socket };
-    let mut alone = Ranks { machine: &machine, workers: vec![worker], count: 1, devices: |rank| rank };
+    let mut alone =
+        Ranks { machine: &machine, workers: vec![worker], count: 1, devices: |rank| rank, buffers: BufferKind::Plain };
     alone.greet();
     let answer = alone.workers[0].answer();
     let (kind, detail, _) = failure(answer.as_ref());
@@ -677,6 +682,185 @@ fn sums_are_exact_for_every_number_of_ranks_and_shape_of_message() {
         }
         ranks.close();
         ranks.finish();
+    }
+}
+
+/// Prepares a cell on all ranks; returns the first rank's log.
+#[track_caller]
+fn prepared(ranks: &mut Ranks<'_>, point: PointKey, collectives: u32) -> String {
+    let answers = ranks.all(&Order::Prepare { point, collectives });
+    let logs: Vec<String> = answers
+        .into_iter()
+        .map(|answer| match answer {
+            Some(Answer::Prepared { log, .. }) => log,
+            other => panic!("{point} is not prepared: {other:?}"),
+        })
+        .collect();
+    logs[0].clone()
+}
+
+/// The worker checks every element of every collective, type and form: below, at and above its period.
+#[test]
+fn every_collective_is_exact_in_every_type_and_form() {
+    let machine = Machine::new("devices = 8\n");
+    for count in [2, 3, 8] {
+        let mut ranks = machine.ranks(count, &[]);
+        ranks.open(&[]);
+        for collective in Collective::ALL {
+            for dtype in DataType::ALL {
+                for placement in [Placement::InPlace, Placement::OutOfPlace] {
+                    if placement == Placement::InPlace && !collective.works_in_place() {
+                        continue;
+                    }
+                    for issue in [Issue::Captured, Issue::Eager] {
+                        let whole = collective.granularity_bytes(dtype, count);
+                        // Eight ranks share two cores at times; what is special about them is their number.
+                        let sizes = [(1, 1), (10_000, 64), (600_000, 3)];
+                        for (bytes, collectives) in if count == 8 { &sizes[1..2] } else { &sizes[..] } {
+                            let (bytes, collectives) = (*bytes, *collectives);
+                            let bytes = u64::next_multiple_of(bytes, whole);
+                            let form = Form { issue, placement };
+                            let point = PointKey { collective, dtype, bytes, ranks: count, form };
+                            let log = nccl_log::parse(prepared(&mut ranks, point, collectives));
+                            let ran = log.operation_of(point);
+                            assert_eq!(ran.is_some(), collective != Collective::SendRecv, "{point}");
+                            assert!(ranks.replay(3).iter().all(|us| *us > 0.0), "{point}");
+                        }
+                    }
+                }
+            }
+        }
+        ranks.close();
+        ranks.finish();
+    }
+}
+
+#[test]
+fn eager_calls_take_longer_than_captured_ones() {
+    let machine = Machine::new("noise = 0.0\n");
+    let mut ranks = machine.ranks(2, &[]);
+    ranks.open(&[]);
+    for collective in Collective::ALL {
+        let captured = PointKey::usual(collective, DataType::Bf16, 8192, 2);
+        let mut us = |point| {
+            prepared(&mut ranks, point, 64);
+            ranks.replay(3)[0]
+        };
+        let eager = PointKey { form: captured.form.eager(), ..captured };
+        assert!(us(eager) > 1.02 * us(captured), "{collective}");
+    }
+    ranks.close();
+    ranks.finish();
+}
+
+/// Two pairs of four ranks, each with a communicator of its own and data of its own.
+#[test]
+fn a_part_of_the_ranks_forms_a_communicator_of_its_own() {
+    let machine = Machine::new("devices = 4\n");
+    let mut ranks = machine.ranks(4, &[]);
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        ranks.workers[0].send(&Order::UniqueId);
+        let Some(Answer::UniqueId { unique_id }) = ranks.workers[0].answer() else { panic!("no id") };
+        ids.push(unique_id);
+    }
+    let group = |rank: u32| RankGroup { number: rank / 2, rank: rank % 2, ranks: 2 };
+    ranks.send(|rank| Order::OpenCommunicator { unique_id: ids[rank as usize / 2].clone(), group: Some(group(rank)) });
+    for worker in &mut ranks.workers {
+        let answer = worker.answer();
+        assert!(matches!(answer, Some(Answer::Opened { .. })), "{answer:?}");
+    }
+    for collective in Collective::ALL {
+        prepared(&mut ranks, PointKey::usual(collective, DataType::Fp16, 64_000, 2), 8);
+        ranks.replay(2);
+    }
+    // Of all four ranks there is no communicator.
+    let point = PointKey::usual(Collective::AllGather, DataType::Bf16, 4096, 4);
+    for answer in ranks.all(&Order::Prepare { point, collectives: 1 }) {
+        assert!(failure(answer.as_ref()).1.contains("another number of ranks"), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_check_repeats_with_fresh_values_and_finds_the_one_that_goes_wrong() {
+    let point = PointKey::usual(Collective::AllGather, DataType::Int8, 300_000, 2);
+    let check = |machine: &Machine, point, repeats| {
+        let mut ranks = machine.ranks(2, &[]);
+        ranks.open(&[]);
+        ranks.all(&Order::Check { point, collectives: 4, repeats })
+    };
+    let machine = Machine::new("");
+    for answer in check(&machine, point, 5) {
+        assert!(matches!(answer, Some(Answer::Checked { .. })), "{answer:?}");
+    }
+    let third = "kind = \"wrong-sum\"\ncollective = \"AllGather\"\nat = 4";
+    // The first strikes while connecting, and is overwritten.
+    for answer in check(&faulty(third), point, 5) {
+        let (kind, detail, _) = failure(answer.as_ref());
+        assert_eq!(kind, FailureKind::WrongResult);
+        assert!(detail.contains("1 of ") && detail.contains("in repeat 3 of 5"), "{detail}");
+    }
+    let others = PointKey::usual(Collective::AllReduce, DataType::Int8, 300_000, 2);
+    for answer in check(&faulty(third), others, 5) {
+        assert!(matches!(answer, Some(Answer::Checked { .. })), "another collective is not concerned: {answer:?}");
+    }
+}
+
+#[test]
+fn wrong_data_show_in_every_collective_and_place() {
+    for collective in Collective::ALL {
+        let machine = faulty(&format!("kind = \"wrong-sum\"\ncollective = \"{}\"\nrank = 0", collective.log_name()));
+        for form in [Form::usual(collective), Form::usual(collective).placed(Placement::OutOfPlace).eager()] {
+            let mut ranks = machine.ranks(2, &[]);
+            ranks.open(&[]);
+            let bytes = 16 * 1024;
+            let point = PointKey { form, ..PointKey::usual(collective, DataType::Fp32, bytes, 2) };
+            let order = Order::Prepare { point, collectives: 4 };
+            ranks.send(|_| order.clone());
+            let answer = ranks.workers[0].answer();
+            assert_eq!(failure(answer.as_ref()).0, FailureKind::WrongResult, "{point}");
+        }
+    }
+}
+
+#[test]
+fn messages_lie_in_whatever_memory_the_framework_uses() {
+    for buffers in BufferKind::ALL {
+        let machine = Machine::new("memory_mib = 1024\n");
+        let mut ranks = machine.strangers(2, |_| Vec::new());
+        ranks.buffers = buffers;
+        ranks.hello();
+        ranks.open(&[]);
+        for collective in Collective::ALL {
+            prepared(&mut ranks, PointKey::usual(collective, DataType::Bf16, 4 << 20, 2), 4);
+            ranks.replay(2);
+        }
+        ranks.close();
+        ranks.finish();
+        // Each asks in its own way.
+        let call = match buffers {
+            BufferKind::Plain => "cuMemAlloc_v2",
+            BufferKind::Vmm => "cuMemMap",
+            BufferKind::Nccl => "ncclMemAlloc",
+        };
+        let machine = faulty(&format!("kind = \"error\"\ncall = \"{call}\"\ncode = 2\nrank = 1"));
+        let mut ranks = machine.strangers(2, |_| Vec::new());
+        ranks.buffers = buffers;
+        ranks.greet();
+        let answers: Vec<_> = ranks.workers.iter_mut().map(Worker::answer).collect();
+        assert!(matches!(answers[0], Some(Answer::Ready { .. })));
+        failure(answers[1].as_ref());
+    }
+    // Memory runs out in every kind.
+    for buffers in BufferKind::ALL {
+        let machine = Machine::new("memory_mib = 7\n");
+        let mut ranks = machine.strangers(1, |_| Vec::new());
+        ranks.buffers = buffers;
+        ranks.greet();
+        let answer = ranks.workers[0].answer();
+        let (kind, ..) = failure(answer.as_ref());
+        let expected = if buffers == BufferKind::Nccl { FailureKind::Nccl } else { FailureKind::OutOfMemory };
+        assert_eq!(kind, expected, "{buffers:?}");
     }
 }
 

@@ -20,6 +20,8 @@ mod fakes;
 mod faults;
 /// Which module of `src/` may know which: the floors, and planted trees that must be caught.
 mod floors;
+/// The smoke gate: what breaks a collective that nobody tunes for is never adopted.
+mod gate;
 /// What nccl-tests printed becomes a run: reported, replayed, or refused with nothing written.
 mod import;
 /// Arms that carry files, and boxes that NCCL misjudges: the repaired file is found, judged and kept.

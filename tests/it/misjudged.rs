@@ -6,6 +6,7 @@
 
 use fs_err as fs;
 use nccltune::canonical::Fingerprint;
+use nccltune::collective::Collective;
 use nccltune::record::{AnswerKind, Event, PointVerdict, VerdictKind};
 use nccltune::units::group_thousands;
 
@@ -68,9 +69,10 @@ fn a_file_that_wins_is_part_of_the_answer() {
     let manifest = manifest_in(&scene.path("run"));
     let ring = manifest.arms.iter().find(|arm| arm.name == "ring").expect("the arm");
     assert_eq!(ring.files.values().collect::<Vec<_>>(), [&sha256()]);
-    // Deployed form, in the final: the variable is there at process start, by the file's name.
+    // Deployed form, in the gate once and in the final six times: the variable is there at process start, by the
+    // file's name.
     let is_deployed = |event: &Event| matches!(event, Event::LaunchStarted { env, .. } if env.get("NCCL_GRAPH_FILE") == Some(&name()));
-    assert_eq!(scene.journal("run").iter().filter(|line| is_deployed(&line.event)).count(), 6);
+    assert_eq!(scene.journal("run").iter().filter(|line| is_deployed(&line.event)).count(), 7);
     let path = scene.path("run").join(name()).display().to_string();
     assert_eq!(set_lines(&scene.read("run/tuned.env")), [format!("NCCL_GRAPH_FILE={path}")]);
     assert!(scene.read("run/tuned.sh").contains(&format!("export NCCL_GRAPH_FILE='{path}'\n")));
@@ -205,8 +207,8 @@ fn the_misjudged_box_is_set_right_through_a_file_and_says_why_it_was_wrong() {
         let winner = choice.winner.as_deref().expect("a winner");
         assert!(winner.starts_with("repaired-graph"), "{winner}");
         assert_eq!(choice.answers[0].kind, AnswerKind::EnvFile);
-        let measured =
-            |points: &[PointVerdict]| points.iter().filter(|point| point.measured).cloned().collect::<Vec<_>>();
+        let is_sum = |point: &&PointVerdict| point.measured && point.collective == Collective::AllReduce;
+        let measured = |points: &[PointVerdict]| points.iter().filter(is_sum).cloned().collect::<Vec<_>>();
         let decode = measured(&choice.points);
         assert_eq!(decode.len(), 3);
         for point in decode {

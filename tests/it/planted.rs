@@ -55,10 +55,14 @@ fn arms(arms: &[(&str, &[(&str, &str)])]) -> String {
 
 /// One run per seed on a planted machine.
 fn choices(machine: &str, space: &str, more: &str) -> Vec<(u64, Choice)> {
+    choices_of(SEEDS, machine, space, more)
+}
+
+fn choices_of(seeds: std::ops::Range<u64>, machine: &str, space: &str, more: &str) -> Vec<(u64, Choice)> {
     let scene = Scene::new();
     scene.write("machine.toml", machine);
     scene.write("space.toml", space);
-    SEEDS
+    seeds
         .map(|seed| {
             let line = format!(
                 "tune --backend simulated --machine machine.toml --space space.toml --seed {seed} --out {seed} {more}"
@@ -174,9 +178,11 @@ fn the_threshold_is_the_users() {
 fn a_very_noisy_machine_decides_nothing_by_chance() {
     let noisy = "launch_log_sd = 0.15\nslow_launch_probability = 0.3\nslow_launch_factor = 1.5\n\
                  cell_log_sd = 0.05\nreplay_log_sd = 0.1\n";
-    let choices = choices(&machine(noisy, &[]), &space(GRID), SMALL);
-    // Twelve arms compete twenty times under noise that is ten times what is looked for.
-    assert_never_adopted(&choices);
+    let choices = choices_of(100..300, &machine(noisy, &[]), &space(GRID), SMALL);
+    // Eighteen arms compete 200 times under noise that is ten times what is looked for, and that no pair shares: what
+    // an interval of 95 % may err is what may happen.
+    let adopted = choices.iter().filter(|(_, choice)| choice.verdict == VerdictKind::Adopt).count();
+    assert!(adopted * 100 <= choices.len() * 5, "{adopted} of {}: {:?}", choices.len(), outcomes(&choices));
     assert!(choices.iter().all(|(_, choice)| choice.noise_floor.is_none_or(|floor| floor > 0.02)), "and says so");
 }
 

@@ -47,6 +47,7 @@ fn hello() -> Order {
         log_path: "/nowhere/nccl.log".to_owned(),
         data_seed: 1,
         largest_bytes: 4096,
+        buffers: nccltune::record::BufferKind::Plain,
     }
 }
 
@@ -93,8 +94,9 @@ fn a_worker_does_not_wait_without_a_socket() {
 #[test]
 fn a_worker_answers_nonsense_with_a_protocol_failure_and_ends() {
     let wrong_protocol = match hello() {
-        Order::Hello { rank, ranks, device, nccl_path, log_path, data_seed, largest_bytes, .. } => {
-            Order::Hello { protocol: PROTOCOL + 1, rank, ranks, device, nccl_path, log_path, data_seed, largest_bytes }
+        Order::Hello { rank, ranks, device, nccl_path, log_path, data_seed, largest_bytes, buffers, .. } => {
+            let protocol = PROTOCOL + 1;
+            Order::Hello { protocol, rank, ranks, device, nccl_path, log_path, data_seed, largest_bytes, buffers }
         }
         other => other,
     };

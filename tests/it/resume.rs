@@ -136,9 +136,17 @@ fn assert_finals_complete(lines: &[JournalLine], what: &str) {
         points[arm].iter().filter(|(_, points)| **points == 2).map(|(block, _)| *block).collect()
     };
     let default = points.keys().find(|arm| !finalists.contains(arm)).expect("the default runs beside finalists");
+    let left_early: BTreeSet<&ArmId> = lines
+        .iter()
+        .filter_map(|line| match &line.event {
+            Event::FinalistDropped { arm, .. } => Some(arm),
+            _ => None,
+        })
+        .collect();
     for arm in &finalists {
         let paired = whole(arm).intersection(&whole(default)).count();
-        assert_eq!(paired, launches, "{what}: paired launches of {arm}");
+        let enough = if left_early.contains(arm) { paired < launches } else { paired == launches };
+        assert!(enough, "{what}: {paired} paired launches of {arm}, {launches} were planned");
     }
 }
 

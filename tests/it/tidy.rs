@@ -21,6 +21,7 @@ const UNSAFE_ROOMS: &[Room] = &[
     ("src/dynlib/", "loads a library and looks up its symbols"),
     ("src/worker/set_environment.rs", "changes the environment while the worker has one thread"),
     ("src/worker/control_file.rs", "maps the control file that a worker shares with the plugin"),
+    ("nccl-abi/", "names the types of C functions, and calls none"),
     ("tuner-plugin/", "NCCL calls it through C function tables"),
     ("tests/fake-gpu/", "answers C calls in the place of the driver and NCCL"),
     ("tests/it/flip_bits.rs", "is preloaded in the place of the C library's memcpy"),

@@ -24,7 +24,8 @@ use crate::collective::{Collective, DataType};
 use crate::machine::{Machine, NcclVersion};
 use crate::nccl_model::timing::{Link, Operation};
 use crate::record::{
-    Arm, CellMeasurement, Effective, Event, Flag, Outcome, OutcomeKind, PassMeasurement, PassStep, PointKey, SetLine,
+    Arm, ArmId, CellMeasurement, Effective, Event, Flag, GatePass, Outcome, OutcomeKind, PassMeasurement, PassStep,
+    PointKey, SetLine,
 };
 use crate::seed::Seed;
 
@@ -341,9 +342,7 @@ impl SimulatedBackend {
         substituted: bool,
     ) -> Result<Taken, String> {
         match &self.machine.0 {
-            Kind::Planted(machine) => {
-                Ok((machine.latency_us(environment, point.bytes), Effective::default(), Vec::new()))
-            }
+            Kind::Planted(machine) => Ok((machine.latency_us(environment, point), Effective::default(), Vec::new())),
             Kind::Modelled(machine) => {
                 let seen = self.cache.seen(machine, environment, point.ranks);
                 let seen: &Seen = seen.as_ref().as_ref().map_err(Clone::clone)?;
@@ -403,7 +402,7 @@ impl SimulatedBackend {
                     let us = if let Some(us) = known.get(&bytes) {
                         *us
                     } else {
-                        let point = PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes, ranks };
+                        let point = PointKey::usual(Collective::AllReduce, DataType::Bf16, bytes, ranks);
                         self.take(arm, environment, point, false)?.0
                     };
                     known.insert(bytes, us);
@@ -521,6 +520,7 @@ impl SimulatedBackend {
     /// Carries out a plan; what broke it, if anything did. `None` if the sink asked for an end.
     fn measure(&self, plan: &LaunchPlan, duration_s: &mut f64, sink: Sink<'_>) -> Option<Result<(), Outcome>> {
         let mut position = 0;
+        let mut gates: BTreeMap<ArmId, (u32, f64)> = BTreeMap::new();
         let failed = |arm: &Arm, point: Option<PointKey>, outcome: &Outcome, duration_s: f64| Event::CellFailed {
             arm: arm.id.clone(),
             point,
@@ -532,6 +532,14 @@ impl SimulatedBackend {
         for (index, communicator) in plan.communicators.iter().enumerate() {
             *duration_s += self.machine.cost().communicator_s;
             let environment = self.environment(plan, communicator);
+            if !communicator.checks.is_empty() {
+                // Times know no results: whoever reads the event is told that nothing was checked.
+                let gate_s = self.machine.cost().cell_s * communicator.checks.len() as f64;
+                *duration_s += gate_s;
+                let passed = gates.entry(communicator.arm.id.clone()).or_insert((0, 0.0));
+                passed.0 += communicator.checks.iter().map(|check| check.repeats).sum::<u32>();
+                passed.1 += gate_s;
+            }
             for point in &communicator.points {
                 match self.measure_cell(plan, (index, communicator), &environment, (position, *point)) {
                     Ok(cell) => {
@@ -547,6 +555,20 @@ impl SimulatedBackend {
                         return Some(Err(outcome));
                     }
                 }
+            }
+        }
+        for (arm, (checks, gate_s)) in gates {
+            let passed = Event::GatePassed(GatePass {
+                arm,
+                block: plan.block,
+                launch: plan.launch,
+                checks,
+                ll128_checks: 0,
+                simulated: true,
+                duration_s: gate_s,
+            });
+            if sink(passed).is_break() {
+                return None;
             }
         }
         for communicator in &plan.communicators {
@@ -614,7 +636,7 @@ mod tests {
     use crate::record::{Arm, ArmId, Phase};
 
     fn point(bytes: u64) -> PointKey {
-        PointKey { collective: Collective::AllReduce, dtype: DataType::Bf16, bytes, ranks: 8 }
+        PointKey::usual(Collective::AllReduce, DataType::Bf16, bytes, 8)
     }
 
     fn plan(launch: u32) -> LaunchPlan {
@@ -634,6 +656,7 @@ mod tests {
                 arm,
                 variables: BTreeMap::new(),
                 points: vec![point(57_344)],
+                checks: Vec::new(),
                 passes: Vec::new(),
             }],
             cell_time_ms: 20.0,

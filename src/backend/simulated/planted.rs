@@ -7,7 +7,9 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 use super::{Cost, LATENCIES_US, Noise, PassRates};
+use crate::collective::Collective;
 use crate::machine::{Gpu, Machine};
+use crate::record::PointKey;
 
 /// Factors on latencies.
 const FACTORS: RangeInclusive<f64> = 0.001..=1000.0;
@@ -100,10 +102,17 @@ impl PlantedMachine {
     /// The noiseless latency of an environment at a message size. Between the sizes of the table the
     /// logarithm of the latency is interpolated over the logarithm of the size; outside, the nearest
     /// two sizes are extended.
-    pub(super) fn latency_us(&self, environment: &BTreeMap<String, String>, bytes: u64) -> f64 {
+    ///
+    /// The table is of all-reduces. Another collective is given the share of one that its traffic is, as
+    /// steps of a ring go; what a list says of all-reduce alone does nothing to it.
+    pub(super) fn latency_us(&self, environment: &BTreeMap<String, String>, point: PointKey) -> f64 {
+        let bytes = point.bytes;
         let mut log_us: Vec<f64> = self.default_latency_us.iter().map(|us| us.ln()).collect();
+        let concerns = |value: &str| {
+            point.collective == Collective::AllReduce || !value.to_ascii_lowercase().starts_with("allreduce:")
+        };
         for effect in &self.effect {
-            if effect.when.iter().all(|(variable, value)| environment.get(variable) == Some(value)) {
+            if effect.when.iter().all(|(variable, value)| environment.get(variable) == Some(value) && concerns(value)) {
                 for (log, factor) in log_us.iter_mut().zip(&effect.factor) {
                     *log += factor.ln();
                 }
@@ -115,22 +124,40 @@ impl PlantedMachine {
         let share = (x(bytes.max(1)) - x0) / (x1 - x0);
         // Far outside the table a line through two points leads anywhere.
         let us = (log_us[above - 1] + share * (log_us[above] - log_us[above - 1])).exp();
-        us.clamp(*LATENCIES_US.start(), *LATENCIES_US.end())
+        let share = point.collective.bus_factor(point.ranks) / Collective::AllReduce.bus_factor(point.ranks.max(2));
+        (us * share).clamp(*LATENCIES_US.start(), *LATENCIES_US.end())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::DataType;
 
     #[test]
     fn latency_follows_the_table_and_is_interpolated_between_sizes() {
         let machine: PlantedMachine = toml::from_str(include_str!("../../../tests/it/machines/planted.toml")).unwrap();
         let none = BTreeMap::new();
+        let us_of = |bytes| machine.latency_us(&none, PointKey::usual(Collective::AllReduce, DataType::Bf16, bytes, 8));
         for (size, us) in machine.sizes_bytes.iter().zip(&machine.default_latency_us) {
-            assert!((machine.latency_us(&none, *size) / us - 1.0).abs() < 1e-9);
+            assert!((us_of(*size) / us - 1.0).abs() < 1e-9);
         }
-        let between = machine.latency_us(&none, 57_344);
-        assert!(between > machine.latency_us(&none, 32_768) && between < machine.latency_us(&none, 65_536));
+        let between = us_of(57_344);
+        assert!(between > us_of(32_768) && between < us_of(65_536));
+    }
+
+    #[test]
+    fn other_collectives_take_their_share_and_heed_what_concerns_them() {
+        let machine: PlantedMachine = toml::from_str(include_str!("../../../tests/it/machines/planted.toml")).unwrap();
+        let environment = |value: &str| BTreeMap::from([("NCCL_PROTO".to_owned(), value.to_owned())]);
+        let us = |collective, value: &str| {
+            machine.latency_us(&environment(value), PointKey::usual(collective, DataType::Bf16, 16 << 20, 8))
+        };
+        let none = |collective| us(collective, "");
+        assert!((none(Collective::AllGather) / none(Collective::AllReduce) - 0.5).abs() < 1e-9);
+        assert!((none(Collective::SendRecv) / none(Collective::AllReduce) - 1.0 / 1.75).abs() < 1e-9);
+        let changes = |collective, value| (us(collective, value) / none(collective) - 1.0).abs() > 1e-9;
+        assert!(changes(Collective::AllReduce, "allreduce:LL"), "planted");
+        assert!(!changes(Collective::AllGather, "allreduce:LL"));
     }
 }

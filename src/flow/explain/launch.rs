@@ -9,7 +9,7 @@ use super::machine::RealMachine;
 use super::variables::Variable;
 use crate::backend::nccl::{NcclBackend, NcclSetup};
 use crate::backend::{Backend, CommunicatorPlan, LaunchPlan};
-use crate::collective::{Collective, DataType};
+use crate::collective::{Collective, DataType, Form};
 use crate::discovery::GpuLocks;
 use crate::error_kind::{ErrorKind, Failure};
 use crate::flow::environment::worker_environment;
@@ -18,8 +18,8 @@ use crate::machine::{Gpu, NcclVersion};
 use crate::nccl_log::NcclLog;
 use crate::process::Supervisor;
 use crate::record::{
-    Arm, ArmId, Effective, Event, ExplainedGraph, ExplainedLog, Explanation, LoggedSize, Outcome, Phase, Point,
-    PointKey, PointPhase, SetLine, VariableOrigin,
+    Arm, ArmId, BufferKind, Effective, Event, ExplainedGraph, ExplainedLog, Explanation, LoggedSize, Outcome, Phase,
+    Point, PointKey, PointPhase, SetLine, VariableOrigin,
 };
 use crate::workload::measurable;
 
@@ -89,6 +89,7 @@ impl Launched {
             logs: logs.path().to_owned(),
             // Files are named by the user, with whole paths.
             files: logs.path().to_owned(),
+            buffers: BufferKind::Plain,
             phase_limit: None,
         })
         .with_searches_logged();
@@ -104,7 +105,13 @@ impl Launched {
             block: 1,
             phase: Phase::Search,
             environment,
-            communicators: vec![CommunicatorPlan { arm, variables: BTreeMap::new(), points, passes: Vec::new() }],
+            communicators: vec![CommunicatorPlan {
+                arm,
+                variables: BTreeMap::new(),
+                points,
+                checks: Vec::new(),
+                passes: Vec::new(),
+            }],
             // What it takes is for `tune` to say: as few replays as there may be.
             cell_time_ms: 0.0,
             data_seed: 1,
@@ -205,13 +212,14 @@ fn points(collective: Collective, ranks: u32, sizes: &[u64]) -> (Vec<PointKey>, 
             batch: 1,
             weight: 0.0,
             phase: PointPhase::Size,
+            form: Form::usual(collective),
             measured: true,
             origin: String::new(),
         };
         *bytes <= MOST_BYTES && bytes.is_multiple_of(DTYPE.size_bytes()) && measurable(&point)
     };
     let (run, left): (Vec<u64>, Vec<u64>) = sizes.iter().copied().partition(can_run);
-    (run.into_iter().map(|bytes| PointKey { collective, dtype: DTYPE, bytes, ranks }).collect(), left)
+    (run.into_iter().map(|bytes| PointKey::usual(collective, DTYPE, bytes, ranks)).collect(), left)
 }
 
 /// What model and log say differently of the whole communicator.

@@ -4,6 +4,7 @@
 //! more on purpose: a stand-in that shared the tool's model of NCCL could only agree with it. What two
 //! real GPUs chose is recorded, and a test holds these rules to it.
 
+use crate::function::Function;
 use crate::scenario::Transport;
 
 /// Algorithms in NCCL's numbering, as its log writes them.
@@ -44,8 +45,9 @@ pub struct Tuning {
     /// Thread thresholds: tree, then ring, each LL, LL128, Simple.
     pub thresholds: [i64; 6],
     threads: [u32; 3],
-    algorithms: [bool; 7],
-    protocols: [bool; 3],
+    /// By function, in NCCL's numbering.
+    algorithms: [[bool; 7]; 5],
+    protocols: [[bool; 3]; 5],
     asked_for: Option<String>,
     /// NCCL takes the links for next to nothing.
     takes_links_for_nothing: bool,
@@ -107,20 +109,27 @@ impl Tuning {
                 }
             }
         }
-        let mut algorithms = [true, true, false, false, false, false, false];
+        // On one machine trees add up, and rings do everything.
+        let mut algorithms = FUNCTION_WORDS.map(|word| [word == "allreduce", true, false, false, false, false, false]);
         // Nothing on PCIe guarantees the order of stores that LL128 needs.
-        let mut protocols = [true, direct, true];
+        let mut protocols = [[true, direct, true]; 5];
         let mut asked_for = None;
         if let Some(text) = read("NCCL_ALGO") {
             let asked = list(version, &text, &ALGORITHM_WORDS)?;
-            for (algorithm, asked) in algorithms.iter_mut().zip(asked) {
-                *algorithm &= asked;
+            for (algorithms, asked) in algorithms.iter_mut().zip(asked) {
+                for (algorithm, asked) in algorithms.iter_mut().zip(asked.unwrap_or([true; 7])) {
+                    *algorithm &= asked;
+                }
             }
             asked_for = Some(format!("NCCL_ALGO was set to {text}."));
         }
         if let Some(text) = read("NCCL_PROTO") {
             let asked = list(version, &text, &PROTOCOL_WORDS)?;
-            protocols.copy_from_slice(&asked[..3]);
+            for (protocols, asked) in protocols.iter_mut().zip(asked) {
+                if let Some(asked) = asked {
+                    protocols.copy_from_slice(&asked[..3]);
+                }
+            }
             asked_for.get_or_insert(format!("NCCL_PROTO was set to {text}."));
         }
         Ok(Self {
@@ -152,6 +161,15 @@ impl Tuning {
     /// Microseconds that NCCL's own model expects of each algorithm and protocol; -1 where it is off.
     /// They decide which runs, and nothing else: what it takes is decided in `cost.rs`.
     pub fn table(&self, bytes: u64) -> [[f32; 3]; 7] {
+        self.table_of(Function::AllReduce, bytes)
+    }
+
+    /// The same for any collective that is chosen for; `bytes` are those of the larger buffer.
+    pub fn table_of(&self, function: Function, bytes: u64) -> [[f32; 3]; 7] {
+        let (algorithms, protocols_on) = match self.algorithms.get(function as usize) {
+            Some(algorithms) => (algorithms, &self.protocols[function as usize]),
+            None => return [[-1.0; 3]; 7],
+        };
         let mut table = [[-1.0; 3]; 7];
         let hops = f64::from(self.ranks.saturating_sub(1).max(1));
         let (latency_scale, mut bandwidth_scale) = if self.direct { (0.6, 8.0) } else { (1.0, 1.0) };
@@ -165,7 +183,7 @@ impl Tuning {
         ];
         for (algorithm, protocols) in lines {
             for (protocol, (base, hop, bandwidth)) in protocols.into_iter().enumerate() {
-                if self.algorithms[algorithm] && self.protocols[protocol] {
+                if algorithms[algorithm] && protocols_on[protocol] {
                     let share = f64::from(self.ranks.max(2)) / (2.0 * hops);
                     let microseconds = (base + hop * hops) * latency_scale
                         + bytes as f64 / (bandwidth * 1000.0 * share * bandwidth_scale);
@@ -179,6 +197,22 @@ impl Tuning {
     /// What runs for a message, from a table of expected times and, if a plugin says so, from so many
     /// channels. `None` where the variables left nothing.
     pub fn choose(&self, bytes: u64, table: &[[f32; 3]; 7], channels: Option<u32>) -> Option<Choice> {
+        self.choose_for(Function::AllReduce, bytes, table, channels)
+    }
+
+    /// The same for any collective.
+    pub fn choose_for(
+        &self,
+        function: Function,
+        bytes: u64,
+        table: &[[f32; 3]; 7],
+        channels: Option<u32>,
+    ) -> Option<Choice> {
+        if function == Function::SendRecv {
+            // No list and no table has a say in it.
+            let choice = self.with_channels(function, bytes, RING, SIMPLE, None);
+            return Some(Choice { channels: choice.channels.min(2), ..choice });
+        }
         let mut best: Option<(usize, usize, f32)> = None;
         for (algorithm, times) in table.iter().enumerate() {
             for (protocol, time) in times.iter().enumerate() {
@@ -193,11 +227,18 @@ impl Tuning {
             None if self.version < 22_400 => (RING, SIMPLE),
             None => return None,
         };
-        Some(self.with_channels(bytes, algorithm, protocol, channels))
+        Some(self.with_channels(function, bytes, algorithm, protocol, channels))
     }
 
     /// Channels and threads for a message that this algorithm and protocol carry.
-    pub(crate) fn with_channels(&self, bytes: u64, algorithm: usize, protocol: usize, asked: Option<u32>) -> Choice {
+    pub(crate) fn with_channels(
+        &self,
+        function: Function,
+        bytes: u64,
+        algorithm: usize,
+        protocol: usize,
+        asked: Option<u32>,
+    ) -> Choice {
         let threshold = self.thresholds[if algorithm == TREE { protocol } else { 3 + protocol }].max(0) as u64;
         let (mut channels, mut threads) = (u64::from(self.channels), u64::from(self.threads[protocol]));
         while channels > 1 && bytes < channels * threads * threshold {
@@ -209,7 +250,7 @@ impl Tuning {
         if let Some(asked) = asked {
             channels = u64::from(asked.clamp(1, self.channels));
         }
-        if let Some(cell) = self.cell_bytes(protocol) {
+        if let Some(cell) = self.cell_bytes(function, protocol) {
             // A channel takes whole cells, so fewer may do for the last of them.
             let cells = bytes.div_ceil(cell).max(1);
             channels = channels.min(cells.div_ceil(cells.div_ceil(channels)));
@@ -218,15 +259,16 @@ impl Tuning {
     }
 
     /// The least that a channel is given: 16 KiB of traffic, twice that since 2.29.2. An all-reduce moves
-    /// every byte twice, and LL's flags count four times.
-    fn cell_bytes(&self, protocol: usize) -> Option<u64> {
+    /// every byte twice, all others once, and LL's flags count four times.
+    fn cell_bytes(&self, function: Function, protocol: usize) -> Option<u64> {
         let traffic = match self.version {
             22_902.. => 32 * 1024,
             22_300.. => 16 * 1024,
             22_200.. => 512,
             _ => return None,
         };
-        Some(if protocol == 0 { traffic / 8 } else { traffic / 2 })
+        let message = if function == Function::AllReduce { traffic / 2 } else { traffic };
+        Some(if protocol == 0 { message / 4 } else { message })
     }
 
     /// Whether ranks exchange directly.
@@ -246,7 +288,7 @@ impl Tuning {
 
     /// Whether LL128 may run without being asked for.
     pub fn has_ll128(&self) -> bool {
-        self.protocols[LL128]
+        self.protocols[Function::AllReduce as usize][LL128]
     }
 }
 
@@ -320,32 +362,34 @@ fn leading_numbers(text: &str) -> Vec<i64> {
     numbers
 }
 
-/// Reads NCCL_ALGO or NCCL_PROTO as far as it concerns all-reduce: which of `words` are allowed.
-fn list(version: i32, text: &str, words: &[&str]) -> Result<[bool; 7], Unreadable> {
+/// Reads NCCL_ALGO or NCCL_PROTO: which of `words` are allowed, for each function that the list names.
+fn list(version: i32, text: &str, words: &[&str]) -> Result<[Option<[bool; 7]>; 5], Unreadable> {
     let is_strict = version >= 22_400;
-    let mut allowed = [true; 7];
+    let mut all = [None; 5];
     for (position, entry) in text.split(';').filter(|entry| !entry.is_empty()).enumerate() {
         let (function, elements) = match entry.split_once(':') {
             Some((function, elements)) if is_strict => (Some(function), elements),
             _ => (None, entry),
         };
-        match function {
-            Some(function) if !FUNCTION_WORDS.contains(&function.to_ascii_lowercase().as_str()) => {
-                return Err(Unreadable(format!("Unrecognized prefix token \"{function}\" when parsing \"{text}\"")));
+        let concerned = match function {
+            Some(function) => {
+                let at = FUNCTION_WORDS.iter().position(|word| function.eq_ignore_ascii_case(word));
+                Some(at.ok_or_else(|| {
+                    Unreadable(format!("Unrecognized prefix token \"{function}\" when parsing \"{text}\""))
+                })?)
             }
-            Some(function) if !function.eq_ignore_ascii_case("allreduce") => continue,
             None if position > 0 && is_strict => {
                 return Err(Unreadable(format!(
                     "All entries except the first must have a prefix: \"{entry}\" when parsing \"{text}\""
                 )));
             }
-            _ => {}
-        }
+            None => None,
+        };
         let (inverted, elements) = match elements.strip_prefix('^') {
             Some(rest) => (true, rest),
             None => (false, elements),
         };
-        allowed = [inverted; 7];
+        let mut allowed = [inverted; 7];
         for element in elements.split(',').filter(|element| !element.is_empty()) {
             match words.iter().position(|word| element.eq_ignore_ascii_case(word)) {
                 Some(at) => allowed[at] = !inverted,
@@ -357,8 +401,12 @@ fn list(version: i32, text: &str, words: &[&str]) -> Result<[bool; 7], Unreadabl
                 None => {}
             }
         }
+        match concerned {
+            Some(at) => all[at] = Some(allowed),
+            None => all = [Some(allowed); 5],
+        }
     }
-    Ok(allowed)
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -414,6 +462,28 @@ mod tests {
         assert_eq!(algo(22_809, "NVLS").unwrap().own_choice(4096), None);
         // Up to 2.23 a typing error leaves nothing, and nothing means Ring and Simple.
         assert_eq!(shown(22_304, &[("NCCL_ALGO", "lll")], 4096), "RING/SIMPLE/1");
+    }
+
+    #[test]
+    fn each_collective_has_a_list_of_its_own() {
+        let own = |version, variables: &[(&str, &str)], function| {
+            let tuning = tuning(version, 2, variables).unwrap();
+            let table = tuning.table_of(function, 65_536);
+            let choice = tuning.choose_for(function, 65_536, &table, None)?;
+            Some(format!("{}/{}", ALGORITHMS[choice.algorithm], PROTOCOLS[choice.protocol]))
+        };
+        for function in [Function::Broadcast, Function::Reduce, Function::AllGather, Function::ReduceScatter] {
+            let shown = |variables: &[(&str, &str)]| own(22_809, variables, function);
+            assert_eq!(shown(&[]).as_deref(), Some("RING/LL"), "{}", function.name());
+            assert_eq!(shown(&[("NCCL_ALGO", "allreduce:tree")]).as_deref(), Some("RING/LL"));
+            assert_eq!(shown(&[("NCCL_ALGO", "tree")]), None, "trees add up and do nothing else");
+            assert_eq!(shown(&[("NCCL_PROTO", "Simple;allreduce:LL")]).as_deref(), Some("RING/SIMPLE"));
+            assert_eq!(shown(&[("NCCL_PROTO", "allreduce:LL128")]).as_deref(), Some("RING/LL"));
+            // Up to 2.23 nothing left means Ring and Simple, without a word.
+            assert_eq!(own(22_304, &[("NCCL_ALGO", "tree")], function).as_deref(), Some("RING/SIMPLE"));
+        }
+        let shift = own(22_809, &[("NCCL_ALGO", "tree"), ("NCCL_PROTO", "LL")], Function::SendRecv);
+        assert_eq!(shift.as_deref(), Some("RING/SIMPLE"), "no list concerns send and receive");
     }
 
     #[test]

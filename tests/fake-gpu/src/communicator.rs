@@ -50,6 +50,18 @@ impl Communicator {
     }
 }
 
+/// One half of an exchange between two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Transfer {
+    pub(crate) is_send: bool,
+    pub(crate) buffer: u64,
+    pub(crate) bytes: usize,
+    pub(crate) kind: i32,
+    pub(crate) peer: usize,
+    pub(crate) communicator: usize,
+    pub(crate) stream: usize,
+}
+
 /// What NCCL keeps in a process.
 #[derive(Default)]
 pub(crate) struct Nccl {
@@ -57,6 +69,8 @@ pub(crate) struct Nccl {
     pub(crate) variables: Variables,
     pub(crate) plugins: Plugins,
     last_error: Option<CString>,
+    /// Sends and receives of a group that was begun and not ended.
+    pub(crate) group: Option<Vec<Transfer>>,
     /// The launch that this process began, and communicators it has named.
     pub(crate) begun: Option<(u64, u64)>,
     /// The GPU that log lines name.

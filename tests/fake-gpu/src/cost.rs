@@ -5,6 +5,7 @@
 //! NCCL's speed.
 
 use crate::choice::Choice;
+use crate::function::Function;
 
 /// Bytes a nanosecond that a GPU's memory moves.
 const MEMORY_BANDWIDTH: f64 = 3000.0;
@@ -32,6 +33,18 @@ pub(crate) fn all_reduce_ns(choice: Choice, bytes: u64, ranks: u32, direct: bool
     let channels = f64::from(choice.channels.max(1));
     let bandwidth = (channels * per_channel).min(at_most) * share * bandwidth_scale * (hops + 1.0) / (2.0 * hops);
     (first + hop * steps) * latency_scale + 30.0 * channels + bytes as f64 / bandwidth
+}
+
+/// Any collective whose larger buffer has so many bytes, by its traffic beside that of an all-reduce.
+pub(crate) fn collective_ns(function: Function, choice: Choice, bytes: u64, ranks: u32, direct: bool) -> f64 {
+    let share = match function {
+        Function::AllReduce => 1.0,
+        Function::AllGather | Function::ReduceScatter => 0.5,
+        Function::Broadcast | Function::Reduce => 0.6,
+        // One hop, whatever the number of ranks.
+        Function::SendRecv => return all_reduce_ns(choice, bytes, 2, direct) * 0.6,
+    };
+    all_reduce_ns(choice, bytes, ranks, direct) * share
 }
 
 /// A copy inside a GPU's memory.

@@ -45,6 +45,22 @@ fn context(gpu: u32) -> *mut c_void {
     (FIRST_CONTEXT + gpu as usize) as *mut c_void
 }
 
+/// Bytes of which segments of memory are multiples.
+const GRANULARITY: usize = 2 << 20;
+
+/// The GPU that a CUmemAllocationProp names: pinned memory of a device, whatever way of sharing it.
+fn device_of(wanted: *const c_void) -> Result<u32, i32> {
+    if wanted.is_null() {
+        return Err(cuda::INVALID_VALUE);
+    }
+    // SAFETY: by its header, the struct begins with its kind, ways of sharing, and kind and number of a place.
+    match unsafe { wanted.cast::<[c_int; 4]>().read() } {
+        // CU_MEM_ALLOCATION_TYPE_PINNED, none or a file descriptor, CU_MEM_LOCATION_TYPE_DEVICE
+        [1, 0 | 1, 1, device] => device_exists(device),
+        _ => Err(cuda::NOT_SUPPORTED),
+    }
+}
+
 /// Copies between host and device, once nothing captures.
 fn host_copy(device: u64, bytes: usize, copy: impl FnOnce(&mut [u8])) -> Result<(), i32> {
     current()?;
@@ -202,6 +218,80 @@ exports! {
         }
         engine.note_used(current()?);
         Ok(())
+    }
+
+    fn cuMemAddressReserve(place: *mut u64, bytes: usize, _alignment: usize, at: u64, flags: u64) {
+        current()?;
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || at != 0 || flags != 0 {
+            return Err(cuda::INVALID_VALUE);
+        }
+        let address = engine().memory.reserve(bytes).ok_or(cuda::OUT_OF_MEMORY)?;
+        put(place, address, cuda::INVALID_VALUE)
+    }
+
+    fn cuMemAddressFree(address: u64, bytes: usize) {
+        if engine().memory.unreserve(address, bytes) { Ok(()) } else { Err(cuda::INVALID_VALUE) }
+    }
+
+    fn cuMemGetAllocationGranularity(place: *mut usize, wanted: *const c_void, _option: c_int) {
+        device_of(wanted)?;
+        put(place, GRANULARITY, cuda::INVALID_VALUE)
+    }
+
+    fn cuMemCreate(segment: *mut u64, bytes: usize, wanted: *const c_void, flags: u64) {
+        let gpu = device_of(wanted)?;
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || flags != 0 {
+            return Err(cuda::INVALID_VALUE);
+        }
+        let (_, free) = gpu::memory(gpu);
+        let mut engine = engine();
+        engine.forbid_in_capture()?;
+        let moment = Moment { phase: Some(Phase::Context), bytes: Some(bytes as u64), ..Moment::default() };
+        if bytes as u64 > free || engine.faults.strikes(Kind::OutOfMemory, moment).is_some() {
+            return Err(cuda::OUT_OF_MEMORY);
+        }
+        let made = engine.memory.make_segment(bytes);
+        engine.note_used(gpu);
+        put(segment, made, cuda::INVALID_VALUE)
+    }
+
+    fn cuMemRelease(segment: u64) {
+        let mut engine = engine();
+        if !engine.memory.release_segment(segment) {
+            return Err(cuda::INVALID_VALUE);
+        }
+        engine.note_used(current()?);
+        Ok(())
+    }
+
+    fn cuMemMap(address: u64, bytes: usize, offset: usize, segment: u64, flags: u64) {
+        if offset != 0 || flags != 0 || !engine().memory.map(address, bytes, segment) {
+            return Err(cuda::INVALID_VALUE);
+        }
+        Ok(())
+    }
+
+    fn cuMemUnmap(address: u64, bytes: usize) {
+        finish()?;
+        if engine().memory.unmap(address, bytes) { Ok(()) } else { Err(cuda::INVALID_VALUE) }
+    }
+
+    /// For reading and writing from one device.
+    fn cuMemSetAccess(address: u64, bytes: usize, access: *const c_void, count: usize) {
+        // SAFETY: by its header, the pointer is to so many structs of a kind and number of a place, and flags.
+        let of = (!access.is_null() && count == 1).then(|| unsafe { access.cast::<[c_int; 3]>().read() });
+        // CU_MEM_LOCATION_TYPE_DEVICE and CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        let Some([1, device, 3]) = of else { return Err(cuda::INVALID_VALUE) };
+        device_exists(device)?;
+        if engine().memory.open(address, bytes) { Ok(()) } else { Err(cuda::INVALID_VALUE) }
+    }
+
+    fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: *mut c_void) {
+        let mut engine = engine();
+        if !engine.memory.holds(to, bytes) {
+            return Err(cuda::INVALID_VALUE);
+        }
+        engine.enqueue(stream as usize, Work::Fill { to, value, bytes })
     }
 
     fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) {

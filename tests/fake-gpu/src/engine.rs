@@ -14,8 +14,9 @@ use crate::choice::Choice;
 use crate::communicator::{Communicator, Nccl};
 use crate::cost;
 use crate::faults::{self, Faults, Hold, Moment, scenario};
+use crate::function::Function;
 use crate::memory::Memory;
-use crate::numbers;
+use crate::numbers::{self, Shape};
 use crate::scenario::{Kind, Phase};
 use crate::status::cuda;
 use crate::timeline::{Discord, Outcome, Packet, Step, play};
@@ -29,6 +30,11 @@ pub(crate) enum Work {
         from: u64,
         bytes: usize,
     },
+    Fill {
+        to: u64,
+        value: u8,
+        bytes: usize,
+    },
     /// What the host held when it was enqueued.
     Write {
         to: u64,
@@ -39,12 +45,16 @@ pub(crate) enum Work {
     Reduce(Reduction),
 }
 
-/// A sum over all ranks.
+/// A collective.
 #[derive(Debug, Clone)]
 pub(crate) struct Reduction {
     pub(crate) communicator: usize,
+    pub(crate) shape: Shape,
     pub(crate) send: u64,
+    pub(crate) send_bytes: usize,
     pub(crate) receive: u64,
+    pub(crate) receive_bytes: usize,
+    /// The larger of both.
     pub(crate) bytes: usize,
     pub(crate) ns: f64,
     pub(crate) choice: Choice,
@@ -58,6 +68,7 @@ impl Reduction {
             phase: Some(phase),
             bytes: Some(self.bytes as u64),
             protocol: Some(self.choice.protocol),
+            function: Some(self.shape.function),
             ..Moment::default()
         }
     }
@@ -71,11 +82,24 @@ impl Reduction {
             u64::from(choice.channels),
             u64::from(choice.threads),
             self.bytes as u64,
+            self.shape.function as u64,
+            self.shape.number as u64,
+            self.shape.root as u64,
+            self.shape.shift as u64,
         ]) as u32
     }
 
-    fn is_in_place(&self) -> bool {
-        self.send == self.receive
+    /// Whether the same again, right after it, is one more link of a chain: it sums a buffer over itself, or
+    /// writes what stands there already.
+    fn chains_with(&self, next: &Self) -> bool {
+        let is_in_place = match self.shape.function {
+            Function::AllReduce | Function::Broadcast => self.send == self.receive,
+            Function::AllGather => (self.receive..self.receive + self.receive_bytes as u64).contains(&self.send),
+            Function::Reduce | Function::ReduceScatter | Function::SendRecv => false,
+        };
+        is_in_place
+            && self.shape == next.shape
+            && (self.send, self.receive, self.bytes) == (next.send, next.receive, next.bytes)
     }
 }
 
@@ -176,6 +200,7 @@ struct Batch {
 #[derive(Debug, Clone)]
 enum Data {
     Copy { to: u64, from: u64, bytes: usize },
+    Fill { to: u64, value: u8, bytes: usize },
     Write { to: u64, bytes: Arc<[u8]> },
     Reduce { reduction: Reduction, position: usize, chained: usize },
 }
@@ -504,6 +529,7 @@ impl Engine {
             packet.steps.push(match &op.work {
                 Work::Busy(ns) => Step::Busy { stream, ns: *ns },
                 Work::Copy { bytes, .. } => Step::Busy { stream, ns: cost::copy_ns(*bytes) },
+                Work::Fill { bytes, .. } => Step::Busy { stream, ns: cost::copy_ns(*bytes / 2) },
                 Work::Write { bytes, .. } => Step::Busy { stream, ns: cost::host_copy_ns(bytes.len()) },
                 Work::Record(mark) => {
                     let number = marks.len() as u32;
@@ -536,7 +562,7 @@ impl Engine {
             .iter()
             .filter_map(|data| match data {
                 Data::Reduce { position, chained, .. } => Some([*position as u64, *chained as u64]),
-                Data::Copy { .. } | Data::Write { .. } => None,
+                Data::Copy { .. } | Data::Fill { .. } | Data::Write { .. } => None,
             })
             .flatten()
             .collect();
@@ -626,6 +652,11 @@ impl Engine {
         while let Some(data) = batch.data.pop_front_if(|data| !matches!(data, Data::Reduce { .. })) {
             match data {
                 Data::Copy { to, from, bytes } if self.memory.copy(to, from, bytes) => {}
+                Data::Fill { to, value, bytes } if self.memory.holds(to, bytes) => {
+                    if let Some(target) = self.memory.bytes_mut(to, bytes) {
+                        target.fill(value);
+                    }
+                }
                 Data::Write { to, bytes } if self.memory.holds(to, bytes.len()) => {
                     if let Some(target) = self.memory.bytes_mut(to, bytes.len()) {
                         target.copy_from_slice(&bytes);
@@ -639,27 +670,26 @@ impl Engine {
 
     fn values_of_the_first_sum(&self, batch: &Batch) -> Result<Vec<u8>, i32> {
         let Some(Data::Reduce { reduction, .. }) = batch.data.front() else { return Ok(Vec::new()) };
-        let bytes = self.memory.bytes(reduction.send, reduction.bytes).ok_or(cuda::ILLEGAL_ADDRESS)?;
-        Ok(numbers::essence(bytes).to_vec())
+        let rank = self.communicators.get(&reduction.communicator).map_or(0, |communicator| communicator.rank);
+        if !reduction.shape.sends(rank) {
+            return Ok(Vec::new());
+        }
+        let bytes = self.memory.bytes(reduction.send, reduction.send_bytes).ok_or(cuda::ILLEGAL_ADDRESS)?;
+        Ok(numbers::essence(bytes, reduction.shape.number).to_vec())
     }
 
     fn add_up(&mut self, batch: &mut Batch, packets: &[Packet]) -> Result<(), i32> {
         let Some(Data::Reduce { reduction, chained, .. }) = batch.data.pop_front() else { return Ok(()) };
         let sent: Vec<&[u8]> = packets.iter().map(|packet| packet.values.as_slice()).collect();
-        let mut sums = numbers::sum(&sent);
-        numbers::chain(&mut sums, packets.len(), chained - 1);
+        let rank = self.communicators.get(&reduction.communicator).map_or(0, |communicator| communicator.rank);
         let is_wrong = self.faults.strikes(Kind::WrongSum, reduction.moment(Phase::Collective)).is_some();
-        let target = self.memory.bytes_mut(reduction.receive, reduction.bytes).ok_or(cuda::ILLEGAL_ADDRESS)?;
-        let sums: Vec<u8> = sums.into_iter().flat_map(u16::to_le_bytes).collect();
-        if !sums.is_empty() {
-            for piece in target.chunks_mut(sums.len()) {
-                piece.copy_from_slice(&sums[..piece.len()]);
-            }
-        }
-        if (is_wrong || batch.spoils) && !target.is_empty() {
+        let target = self.memory.bytes_mut(reduction.receive, reduction.receive_bytes).ok_or(cuda::ILLEGAL_ADDRESS)?;
+        reduction.shape.receive(&sent, rank, chained, target);
+        let size = reduction.shape.number.size();
+        if (is_wrong || batch.spoils) && target.len() >= size {
             // The last bit of one element, and never the same one for every size.
-            let element = chance::mix(&[scenario().seed, reduction.bytes as u64]) as usize % (target.len() / 2);
-            target[element * 2] ^= 1;
+            let element = chance::mix(&[scenario().seed, reduction.bytes as u64]) as usize % (target.len() / size);
+            target[element * size] ^= 1;
         }
         Ok(())
     }
@@ -712,25 +742,24 @@ fn live_data(ops: &[Op]) -> VecDeque<Data> {
                 read(&mut doomed, *from, *bytes);
                 data.push_front(Data::Copy { to: *to, from: *from, bytes: *bytes });
             }
+            Work::Fill { to, value, bytes } if !is_doomed(&doomed, *to, *bytes) => {
+                doomed.push((*to, to + *bytes as u64));
+                data.push_front(Data::Fill { to: *to, value: *value, bytes: *bytes });
+            }
             Work::Write { to, bytes } if !is_doomed(&doomed, *to, bytes.len()) => {
                 doomed.push((*to, to + bytes.len() as u64));
                 data.push_front(Data::Write { to: *to, bytes: bytes.clone() });
             }
             Work::Reduce(reduction) => {
                 position -= 1;
-                if is_doomed(&doomed, reduction.receive, reduction.bytes) {
+                if is_doomed(&doomed, reduction.receive, reduction.receive_bytes) {
                     continue;
                 }
-                if !reduction.is_in_place() {
-                    doomed.push((reduction.receive, reduction.receive + reduction.bytes as u64));
-                }
-                read(&mut doomed, reduction.send, reduction.bytes);
+                // What is read of it is kept all the same, below.
+                doomed.push((reduction.receive, reduction.receive + reduction.receive_bytes as u64));
+                read(&mut doomed, reduction.send, reduction.send_bytes);
                 match data.front_mut() {
-                    Some(Data::Reduce { reduction: next, position: first, chained })
-                        if next.is_in_place()
-                            && reduction.is_in_place()
-                            && (next.receive, next.bytes) == (reduction.receive, reduction.bytes) =>
-                    {
+                    Some(Data::Reduce { reduction: next, position: first, chained }) if reduction.chains_with(next) => {
                         *first = position;
                         *chained += 1;
                     }
@@ -746,6 +775,7 @@ fn live_data(ops: &[Op]) -> VecDeque<Data> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::function::Number;
 
     fn copy(to: u64, from: u64, bytes: usize) -> Op {
         Op { stream: 0, serial: 0, work: Work::Copy { to, from, bytes } }
@@ -753,8 +783,28 @@ mod tests {
 
     fn sum(at: u64, bytes: usize) -> Op {
         let choice = Choice { algorithm: 1, protocol: 0, channels: 1, threads: 96 };
-        let reduction = Reduction { communicator: 1, send: at, receive: at, bytes, ns: 1.0, choice, lenient: false };
+        let shape = Shape { function: Function::AllReduce, number: Number::Brain, root: 0, shift: 0 };
+        let reduction = Reduction {
+            communicator: 1,
+            shape,
+            send: at,
+            send_bytes: bytes,
+            receive: at,
+            receive_bytes: bytes,
+            bytes,
+            ns: 1.0,
+            choice,
+            lenient: false,
+        };
         Op { stream: 0, serial: 0, work: Work::Reduce(reduction) }
+    }
+
+    /// A gather of two ranks, of which this one's part is sent from `from`.
+    fn gather(to: u64, from: u64, bytes: usize) -> Op {
+        let Work::Reduce(reduction) = sum(to, bytes).work else { unreachable!() };
+        let shape = Shape { function: Function::AllGather, ..reduction.shape };
+        let work = Work::Reduce(Reduction { shape, send: from, send_bytes: bytes / 2, ..reduction });
+        Op { stream: 0, serial: 0, work }
     }
 
     fn shown(ops: &[Op]) -> Vec<String> {
@@ -762,6 +812,7 @@ mod tests {
             .iter()
             .map(|data| match data {
                 Data::Copy { to, from, bytes } => format!("copy {from}->{to} {bytes}"),
+                Data::Fill { to, bytes, .. } => format!("fill {to} {bytes}"),
                 Data::Write { to, bytes } => format!("write {to} {}", bytes.len()),
                 Data::Reduce { reduction, position, chained } => {
                     format!("sum {} {} from {position} x{chained}", reduction.receive, reduction.bytes)
@@ -786,6 +837,16 @@ mod tests {
         assert_eq!(
             shown(&[sum(100, 64), write(100, 64), write(500, 8), copy(500, 0, 8)]),
             ["write 100 64", "copy 0->500 8"]
+        );
+        // A gather into another buffer is done once, after what it is to overwrite; in place it reads a part.
+        let fill = |to, bytes| Op { stream: 0, serial: 0, work: Work::Fill { to, value: 0xff, bytes } };
+        assert_eq!(
+            shown(&[fill(100, 64), gather(100, 0, 64), gather(100, 0, 64), copy(500, 100, 64)]),
+            ["sum 100 64 from 1 x1", "copy 100->500 64"]
+        );
+        assert_eq!(
+            shown(&[fill(100, 64), copy(132, 0, 32), gather(100, 132, 64), gather(100, 132, 64)]),
+            ["fill 100 64", "copy 0->132 32", "sum 100 64 from 0 x2"]
         );
         // Other lengths are other sums.
         assert_eq!(shown(&[sum(100, 64), sum(100, 32)]), ["sum 100 64 from 0 x1", "sum 100 32 from 1 x1"]);

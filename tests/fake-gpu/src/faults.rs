@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::chance;
+use crate::function::Function;
 use crate::home::home;
 use crate::scenario::{Fault, Kind, Phase, Scenario};
 
@@ -14,6 +15,7 @@ pub(crate) struct Moment<'a> {
     pub(crate) bytes: Option<u64>,
     /// Index into [`crate::choice::PROTOCOLS`].
     pub(crate) protocol: Option<usize>,
+    pub(crate) function: Option<Function>,
 }
 
 /// How often each fault could have struck, and who is asking.
@@ -94,6 +96,10 @@ impl Faults {
             && fault.launches.is_none_or(|[first, last]| (first..=last).contains(&launch))
             && fault.above_bytes.is_none_or(|bytes| moment.bytes.is_some_and(|of| of > bytes))
             && fault.protocol.as_ref().is_none_or(protocol)
+            && fault
+                .collective
+                .as_ref()
+                .is_none_or(|word| moment.function.is_some_and(|function| function.name().eq_ignore_ascii_case(word)))
             && fault.when.iter().all(|(name, value)| std::env::var(name).unwrap_or_default() == *value)
     }
 

@@ -21,6 +21,7 @@ mod engine;
 mod exchange;
 mod exports;
 mod faults;
+pub mod function;
 mod gpu;
 mod graph;
 mod home;

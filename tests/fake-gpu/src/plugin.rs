@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_ulong, c_void};
 
 use crate::engine::engine;
+use crate::function::Function;
 use crate::log::Subject;
 
 type Logger = extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char);
@@ -150,15 +151,20 @@ fn note(line: &str) {
 
 impl Plugin {
     /// Lets the plugin change a table of expected times. Returns the channels it asks for, if any.
-    pub(crate) fn ask(&self, bytes: u64, is_captured: bool, table: &mut [[f32; 3]; 7]) -> Result<Option<u32>, i32> {
-        const ALL_REDUCE: c_int = 4;
+    pub(crate) fn ask(
+        &self,
+        function: Function,
+        bytes: u64,
+        is_captured: bool,
+        table: &mut [[f32; 3]; 7],
+    ) -> Result<Option<u32>, i32> {
         let before = *table;
         let mut channels = 0;
         // SAFETY: the table is contiguous, as plugins take it in spite of its type; all outlive the call.
         let status = unsafe {
             (self.get_coll_info)(
                 self.context,
-                ALL_REDUCE,
+                function as c_int,
                 bytes as usize,
                 1,
                 table.as_mut_ptr().cast(),

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use crate::function::Function;
+
 /// How the GPUs of a machine reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -141,6 +143,9 @@ pub struct Fault {
     /// Collectives that run this protocol: "LL", "LL128" or "Simple".
     #[serde(default)]
     pub protocol: Option<String>,
+    /// Collectives of this name, as NCCL logs it ("AllGather").
+    #[serde(default)]
+    pub collective: Option<String>,
     /// Only the n-th time in a process that everything else holds, counted from 1.
     #[serde(default)]
     pub at: Option<u64>,
@@ -195,6 +200,7 @@ impl Fault {
         [
             ("above_bytes", self.above_bytes.is_some()),
             ("protocol", self.protocol.is_some()),
+            ("collective", self.collective.is_some()),
             ("phase", self.phase.is_some()),
             ("call", self.call.is_some()),
             ("code", self.code.is_some()),
@@ -219,9 +225,9 @@ impl Fault {
         // Keys a kind must have, and keys it may have.
         let (must, may): (&[&str], &[&str]) = match self.kind {
             Kind::Error => (&["call", "code"], &["text"]),
-            Kind::Hang => (&[], &["phase", "call", "seconds", "above_bytes", "protocol"]),
-            Kind::Die => (&["phase"], &["signal", "above_bytes", "protocol"]),
-            Kind::WrongSum => (&[], &["above_bytes", "protocol"]),
+            Kind::Hang => (&[], &["phase", "call", "seconds", "above_bytes", "protocol", "collective"]),
+            Kind::Die => (&["phase"], &["signal", "above_bytes", "protocol", "collective"]),
+            Kind::WrongSum => (&[], &["above_bytes", "protocol", "collective"]),
             Kind::BusyAfterKill => (&[], &["seconds", "mebibytes", "call"]),
             Kind::ProbeHang => (&[], &["call", "seconds"]),
             Kind::ProbeNotSupported => (&[], &["call"]),
@@ -229,10 +235,11 @@ impl Fault {
             Kind::ShmFull | Kind::Garbage => (&[], &[]),
             Kind::Frames => (&["effect"], &[]),
             Kind::IgnoredVariable => (&["variable"], &[]),
-            Kind::Substituted | Kind::Disagree => {
-                (&[], &["run_algorithm", "run_protocol", "run_channels", "above_bytes", "protocol", "effect"])
-            }
-            Kind::SlowRank | Kind::Drift | Kind::Bimodal => (&["factor"], &["above_bytes", "protocol"]),
+            Kind::Substituted | Kind::Disagree => (
+                &[],
+                &["run_algorithm", "run_protocol", "run_channels", "above_bytes", "protocol", "collective", "effect"],
+            ),
+            Kind::SlowRank | Kind::Drift | Kind::Bimodal => (&["factor"], &["above_bytes", "protocol", "collective"]),
             Kind::LogFlood => (&[], &["mebibytes"]),
         };
         let keys = self.particular_keys();
@@ -243,7 +250,7 @@ impl Fault {
             return Some(format!("takes no `{key}`"));
         }
         // Keys that would never be looked at, however well they are spelt.
-        let is_about_a_message = self.above_bytes.is_some() || self.protocol.is_some();
+        let is_about_a_message = self.above_bytes.is_some() || self.protocol.is_some() || self.collective.is_some();
         let selectors = [
             ("rank", self.rank.is_some()),
             ("when", !self.when.is_empty()),
@@ -293,6 +300,7 @@ impl Fault {
         known(&self.run_algorithm, &["Ring", "Tree"])
             .or_else(|| known(&self.run_protocol, &["LL", "LL128", "Simple"]))
             .or_else(|| known(&self.protocol, &["LL", "LL128", "Simple"]))
+            .or_else(|| known(&self.collective, &Function::ALL.map(Function::name)))
             .or_else(|| match self.kind {
                 Kind::Frames => known(&self.effect, &["nonsense", "no-text", "other-version", "endless"]),
                 _ => known(&self.effect, &["hang", "wrong-data"]),
