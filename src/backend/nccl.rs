@@ -111,7 +111,7 @@ impl Budgets {
     const fn bounds_s(phase: WorkPhase) -> (u64, u64) {
         match phase {
             WorkPhase::Context => (10, 90),
-            WorkPhase::Init => (5, 90),
+            WorkPhase::Init => (10, 90),
             WorkPhase::Connect => (5, 60),
             WorkPhase::Capture | WorkPhase::Destroy => (5, 30),
             WorkPhase::Check | WorkPhase::Replay => (4, 20),
@@ -1057,7 +1057,7 @@ mod tests {
         let wait = |budgets: &Budgets| budgets.wait(WorkPhase::Init, Duration::ZERO).as_secs_f64();
         assert!((wait(&budgets) - 90.0).abs() < f64::EPSILON);
         budgets.learn(WorkPhase::Init, Duration::from_millis(100));
-        assert!((wait(&budgets) - 5.0).abs() < f64::EPSILON, "never too short for a busy machine");
+        assert!((wait(&budgets) - 10.0).abs() < f64::EPSILON, "never too short for a busy machine");
         budgets.learn(WorkPhase::Init, Duration::from_secs(2));
         budgets.learn(WorkPhase::Init, Duration::from_secs(1));
         assert!((wait(&budgets) - 21.0).abs() < f64::EPSILON, "ten times the longest, and a second");
