@@ -68,7 +68,8 @@ pub struct Failure {
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
     phases: BTreeMap<u32, Phase>,
-    cells: BTreeMap<(Phase, ArmId, PointKey), Vec<LaunchValue>>,
+    /// By what compares fast first: readers ask for one cell many times.
+    cells: BTreeMap<(Phase, PointKey), BTreeMap<ArmId, Vec<LaunchValue>>>,
     failures: Vec<Failure>,
     /// Failures before the last repair, which are not held against anybody.
     forgiven: usize,
@@ -165,7 +166,7 @@ impl Evidence {
         else {
             return;
         };
-        let values = self.cells.entry((phase, cell.arm.clone(), cell.point)).or_default();
+        let values = self.cells.entry((phase, cell.point)).or_default().entry(cell.arm.clone()).or_default();
         if values.iter().any(|value| value.block == cell.block) {
             // A block holds a cell once. The same one again, in an edited journal, is no new launch:
             // counted, it would narrow intervals.
@@ -310,7 +311,7 @@ impl Evidence {
 
     /// Launch values of an arm at a point, in the order they were measured.
     pub fn values(&self, phase: Phase, arm: &ArmId, point: PointKey) -> &[LaunchValue] {
-        self.cells.get(&(phase, arm.clone(), point)).map_or(&[], Vec::as_slice)
+        self.cells.get(&(phase, point)).and_then(|arms| arms.get(arm)).map_or(&[], Vec::as_slice)
     }
 
     /// Launch values of both phases: what a table shows for an arm that never reached the final.
@@ -334,26 +335,33 @@ impl Evidence {
     /// measured at every point of the objective: the weighted mean over batches of
     /// ln(sum of calls x median / the default's).
     pub fn objective_log_ratios(&self, phase: Phase, arm: &ArmId, default: &ArmId, objective: &Objective) -> Vec<f64> {
+        // Looked up once: a search asks for every arm after every block.
+        let cells: BTreeMap<PointKey, [&[LaunchValue]; 2]> = objective
+            .batches
+            .iter()
+            .flat_map(|batch| batch.calls.iter().map(|(point, _)| *point))
+            .map(|point| (point, [arm, default].map(|arm| self.values(phase, arm, point))))
+            .collect();
         let mut blocks: Vec<u32> =
-            self.phases.iter().filter(|(_, of)| **of == phase).map(|(block, _)| *block).collect();
+            cells.values().next().into_iter().flat_map(|[arm, _]| arm.iter()).map(|value| value.block).collect();
         blocks.sort_unstable();
         blocks
             .into_iter()
             .filter_map(|block| {
-                let value = |arm: &ArmId, point: PointKey| {
-                    self.values(phase, arm, point)
-                        .iter()
-                        .find(|value| value.block == block)
-                        .map(|value| value.median_us)
+                let value = |values: &[LaunchValue]| {
+                    values.iter().find(|value| value.block == block).map(|value| value.median_us)
                 };
-                objective.log_ratio(|point| Some((value(arm, point)?, value(default, point)?)))
+                objective.log_ratio(|point| {
+                    let [arm, default] = cells.get(&point)?;
+                    Some((value(arm)?, value(default)?))
+                })
             })
             .collect()
     }
 
     /// Whether an arm was measured anywhere.
     pub fn was_measured(&self, arm: &ArmId) -> bool {
-        self.cells.keys().any(|(_, measured, _)| measured == arm)
+        self.cells.values().any(|arms| arms.contains_key(arm))
     }
 
     /// Failures of an arm.

@@ -1,8 +1,8 @@
 //! The reference: every arm in every block of the search, then the finalists on fresh launches.
 
 use super::{
-    CONFIDENCE, CUT_SHORT, SearchContext, Standing, Strategy, Want, complete_blocks, living, outdoes,
-    pooled_half_width, pooled_spread, standings,
+    CONFIDENCE, CUT_SHORT, SearchContext, Standing, Strategy, Want, complete_blocks, half_width, living, outdoes,
+    pooled_spread, standings,
 };
 use crate::evidence::Evidence;
 use crate::record::{Arm, ArmId, DropReason, Phase, PointKey};
@@ -68,7 +68,8 @@ fn time_for_another_search_block(context: &SearchContext, evidence: &Evidence) -
 fn choose(context: &SearchContext, evidence: &Evidence, prefix: &str) -> Want {
     let settings = &context.settings;
     let standings = standings(context, evidence);
-    let half_width = |standing: &Standing| pooled_half_width(context, evidence, None, standing.blocks);
+    let spread = pooled_spread(context, evidence, None);
+    let half_width = |standing: &Standing| half_width(spread, standing.blocks);
     let gain = (1.0 - settings.min_gain).ln();
     let limit = (1.0 + settings.max_regression).ln();
     // Left out: what cannot reach the smallest gain, and what was shown to regress somewhere.

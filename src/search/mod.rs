@@ -122,6 +122,8 @@ pub struct Standing {
 /// Every arm that was measured at all points, with its mean log ratios; best objective first.
 pub fn standings(context: &SearchContext, evidence: &Evidence) -> Vec<Standing> {
     let quarantined = quarantined(evidence);
+    let spreads: Vec<Option<f64>> =
+        context.points.iter().map(|point| pooled_spread(context, evidence, Some(*point))).collect();
     let mut standings: Vec<Standing> = context
         .arms
         .iter()
@@ -132,11 +134,11 @@ pub fn standings(context: &SearchContext, evidence: &Evidence) -> Vec<Standing> 
             let worst = context
                 .points
                 .iter()
-                .filter_map(|point| {
+                .zip(&spreads)
+                .filter_map(|(point, spread)| {
                     let logs = point_log_ratios(evidence, Phase::Search, &arm.id, &context.default, *point);
                     let mean = stats::mean(&logs)?;
-                    let half_width = pooled_half_width(context, evidence, Some(*point), logs.len());
-                    Some((*point, mean, half_width))
+                    Some((*point, mean, half_width(*spread, logs.len())))
                 })
                 .max_by(|left, right| left.1.total_cmp(&right.1));
             Some(Standing { arm: arm.id.clone(), objective_log, blocks: ratios.len(), worst })
@@ -215,7 +217,11 @@ pub fn pooled_spread(context: &SearchContext, evidence: &Evidence, point: Option
 
 /// Half-width of a 95 % interval for a mean of `count` log ratios; infinite where nothing is known.
 pub fn pooled_half_width(context: &SearchContext, evidence: &Evidence, point: Option<PointKey>, count: usize) -> f64 {
-    match pooled_spread(context, evidence, point) {
+    half_width(pooled_spread(context, evidence, point), count)
+}
+
+fn half_width(spread: Option<f64>, count: usize) -> f64 {
+    match spread {
         Some(spread) if count > 0 => NORMAL_95 * spread / (count as f64).sqrt(),
         _ => f64::INFINITY,
     }
