@@ -4,7 +4,11 @@
 //! and mid-2026, and was not observed in a running server. Engines change these defaults between
 //! releases, so whoever uses a fact says so in the assumptions of the answer.
 
+mod mixing;
+
 use serde::{Deserialize, Serialize};
+
+pub use mixing::{MixingEvidence, mixing_evidence};
 
 /// The program that will serve the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error_kind::{Classified, ErrorKind};
 
+pub mod source;
+
 /// How variables are written down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {

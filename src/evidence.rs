@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use crate::record::{
-    Arm, ArmId, CellMeasurement, Effective, Event, Flag, GatePass, JournalLine, OutcomeKind, PassCase, PassKey,
-    PassMeasurement, Phase, Point, PointKey, SetLine, Workload,
+    Arm, ArmId, CellMeasurement, Effective, Event, Flag, GatePass, JournalLine, OutcomeKind, OverlapCheck, PassCase,
+    PassKey, PassMeasurement, Phase, Point, PointKey, SetLine, Workload,
 };
 use crate::stats;
 
@@ -84,6 +84,7 @@ pub struct Evidence {
     ended_blocks: Vec<u32>,
     finalists: Option<(Vec<ArmId>, u32, String)>,
     dropped: Vec<(ArmId, String)>,
+    overlaps: BTreeMap<ArmId, OverlapCheck>,
     set_lines: BTreeMap<u32, Vec<SetLine>>,
     launches: u32,
     next_launch: u32,
@@ -145,6 +146,9 @@ impl Evidence {
             Event::RepairTried { variable, value, evidence } => {
                 self.forgiven = self.failures.len();
                 self.repairs.push((variable.clone(), value.clone(), evidence.clone()));
+            }
+            Event::OverlapChecked { arm, check } => {
+                self.overlaps.insert(arm.clone(), check.clone());
             }
             Event::BlockEnded { block } => self.ended_blocks.push(*block),
             Event::FinalistsChosen { arms, launches, reason } => {
@@ -281,6 +285,11 @@ impl Evidence {
     /// Arms that passed the smoke gate.
     pub fn gates_passed(&self) -> u32 {
         self.gates.len() as u32
+    }
+
+    /// What came of making an arm's captured and uncaptured collectives overlap, where that was tried.
+    pub fn overlap(&self, arm: &ArmId) -> Option<&OverlapCheck> {
+        self.overlaps.get(arm)
     }
 
     /// Blocks that count for nothing, with the reason.

@@ -46,6 +46,7 @@ pub mod backend;
 pub mod search;
 // 5 judgement
 pub mod choice;
+pub mod lint;
 // 6 campaign
 pub mod campaign;
 // 7 telling

@@ -30,6 +30,11 @@ const SPACES: [(&str, &str); 5] = [
 pub const UNSET: &str = "unset";
 /// The condition that any value but [`UNSET`] meets.
 const SET: &str = "set";
+/// Beside the names of risks that are taken: peer access across the host bridge was shown to work here, or
+/// is to be tried as if it were.
+pub const PEER_ACCESS: &str = "peer-access";
+/// What [`enumerate`] says of settings that wait for that. Whoever knows why says it in its place.
+pub const NO_PEER_ACCESS: &str = "NCCL_P2P_LEVEL is left out: peer access was not shown to work here";
 /// Largest file that is read.
 const MAX_BYTES: usize = 1 << 20;
 /// Most combinations that are enumerated, rules or not.
@@ -296,6 +301,10 @@ pub fn enumerate(
             continue;
         }
         env.retain(|variable, _| !pins.contains_key(variable));
+        if let Some(reason) = shadowed(&env, pins) {
+            notices.push(format!("arm {:?} is left out: {reason}", named.name));
+            continue;
+        }
         if !env.iter().all(|(variable, value)| is_usable(variable, value, version, allowed_risks, &mut notices)) {
             notices.push(format!("arm {:?} is left out", named.name));
             continue;
@@ -303,6 +312,7 @@ pub fn enumerate(
         arms.push(arm(&named.name, env, named.files.clone()));
     }
     let mut left_out: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut beside_pins: BTreeMap<String, usize> = BTreeMap::new();
     let grid: Vec<Vec<(&str, &str)>> = if axes.is_empty() {
         Vec::new()
     } else {
@@ -327,9 +337,16 @@ pub fn enumerate(
             .filter(|(_, value)| *value != UNSET)
             .map(|(variable, value)| (variable.to_owned(), value.to_owned()))
             .collect();
+        if let Some(reason) = shadowed(&env, pins) {
+            *beside_pins.entry(reason).or_default() += 1;
+            continue;
+        }
         if conflict(&env).is_none() {
             arms.push(arm(&grid_name(&env), env, none()));
         }
+    }
+    for (reason, count) in beside_pins {
+        notices.push(format!("{count} combinations left out: {reason}"));
     }
     for (reason, count) in left_out {
         notices.push(format!("{count} combinations left out: {reason}"));
@@ -371,6 +388,13 @@ fn is_usable(
         return false;
     }
     let risk = knob.risk_of(value);
+    if knob::needs_peer_access(variable, value) {
+        let may = [PEER_ACCESS, Risk::HangProne.name()].iter().any(|name| allowed_risks.contains(*name));
+        if !may {
+            notices.push(NO_PEER_ACCESS.to_owned());
+        }
+        return may;
+    }
     if risk != Risk::None && !allowed_risks.contains(risk.name()) {
         notices.push(format!("{variable}={value} is left out: risk {} (take it with --allow-risk {0})", risk.name()));
         return false;
@@ -401,6 +425,15 @@ fn conflict(env: &BTreeMap<String, String>) -> Option<String> {
     SHADOWED.iter().find_map(|(variable, by, value)| {
         (env.contains_key(*variable) && env.get(*by).is_some_and(|set| set == value))
             .then(|| format!("{variable} has no effect beside {by}={value}"))
+    })
+}
+
+/// Why an arm cannot stand beside what holds in every arm: one of the two would never be read.
+fn shadowed(env: &BTreeMap<String, String>, pins: &BTreeMap<String, String>) -> Option<String> {
+    SHADOWED.iter().find_map(|(variable, by, value)| {
+        let sets = |map: &BTreeMap<String, String>| map.get(*by).is_some_and(|set| set == value);
+        let meet = env.contains_key(*variable) && sets(pins) || pins.contains_key(*variable) && sets(env);
+        meet.then(|| format!("{variable} has no effect beside {by}={value}"))
     })
 }
 
@@ -547,6 +580,60 @@ mod tests {
         }
         let pins = BTreeMap::from([("NCCL_GRAPH_FILE".to_owned(), "/etc/ring.xml".to_owned())]);
         assert!(with(&one, &pins).unwrap_err().to_string().contains("NCCL_GRAPH_FILE is fixed"));
+    }
+
+    #[test]
+    fn a_level_and_a_disable_never_stand_together_wherever_each_comes_from() {
+        let pin = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
+        let bold = BTreeSet::from([PEER_ACCESS.to_owned()]);
+        let both = head()
+            + "[[axis]]\nvariable = \"NCCL_P2P_DISABLE\"\nvalues = [\"unset\", \"0\", \"1\"]\n\
+               [[axis]]\nvariable = \"NCCL_P2P_LEVEL\"\nvalues = [\"unset\", \"PHB\", \"SYS\"]\n\
+               [[arm]]\nname = \"off\"\nenv = { NCCL_P2P_DISABLE = \"1\" }\n";
+        let space = parse(&both, "t").unwrap();
+        let stand_together = |env: &BTreeMap<String, String>| {
+            env.contains_key("NCCL_P2P_LEVEL") && env.get("NCCL_P2P_DISABLE").is_some_and(|value| value == "1")
+        };
+        for pins in
+            [BTreeMap::new(), pin("NCCL_P2P_LEVEL", "SYS"), pin("NCCL_P2P_DISABLE", "1"), pin("NCCL_P2P_DISABLE", "0")]
+        {
+            let enumeration = enumerate(&space, &pins, NEW, &bold);
+            let Ok(enumeration) = enumeration else {
+                assert_eq!(pins.get("NCCL_P2P_DISABLE").map(String::as_str), Some("1"), "nothing is left then");
+                continue;
+            };
+            for arm in &enumeration.arms {
+                let mut all = pins.clone();
+                all.extend(arm.env.clone());
+                assert!(!stand_together(&all), "{pins:?}: {arm:?}");
+            }
+            if pins.contains_key("NCCL_P2P_LEVEL") {
+                let off = |notice: &String| notice.contains("has no effect beside NCCL_P2P_DISABLE=1");
+                assert_eq!(
+                    enumeration.notices.iter().filter(|notice| off(notice)).count(),
+                    2,
+                    "{:?}",
+                    enumeration.notices
+                );
+            }
+        }
+        assert_eq!(enumerate(&space, &BTreeMap::new(), NEW, &bold).unwrap().arms.len(), 7);
+    }
+
+    #[test]
+    fn peer_access_waits_for_its_proof_or_for_a_risk_taken_by_name() {
+        let text =
+            head() + "[[axis]]\nvariable = \"NCCL_P2P_LEVEL\"\nvalues = [\"unset\", \"PXB\", \"PHB\", \"SYS\"]\n";
+        let space = parse(&text, "t").unwrap();
+        let with = |risks: &[&str]| {
+            let risks = risks.iter().map(|risk| (*risk).to_owned()).collect();
+            enumerate(&space, &BTreeMap::new(), NEW, &risks).unwrap()
+        };
+        let cautious = with(&[]);
+        assert_eq!(cautious.arms.len(), 2, "a switch below the host bridge is no such thing");
+        assert_eq!(cautious.notices, [NO_PEER_ACCESS], "once, however many values wait");
+        assert_eq!((with(&[PEER_ACCESS]).arms.len(), with(&["hang-prone"]).arms.len()), (4, 4));
+        assert_eq!(with(&["unsafe-mixing"]).arms.len(), 2);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use crate::error_kind::{Classified, ErrorKind};
-use crate::record::{Arm, Event, GatePoint, PassCase, PassStep, PassStream, Phase, PointKey};
+use crate::record::{Arm, ArmId, Event, GatePoint, OverlapCheck, PassCase, PassStep, PassStream, Phase, PointKey};
 
 /// One launch: fresh processes, and what they measure in which order.
 #[derive(Debug, Clone, PartialEq)]
@@ -132,6 +132,19 @@ pub trait Backend {
     /// Most launches of a trial that can be had, likewise.
     fn most_trial_launches(&self) -> Option<u32> {
         None
+    }
+
+    /// Makes captured and uncaptured collectives of one communicator overlap for so many seconds, with
+    /// these variables (those of the arm, and of repairs). None where this backend cannot.
+    fn check_overlap(
+        &mut self,
+        _arm: &ArmId,
+        _environment: &BTreeMap<String, String>,
+        _seconds: f64,
+        _launch: u32,
+        _seed: u64,
+    ) -> Result<Option<OverlapCheck>, BackendError> {
+        Ok(None)
     }
 
     /// Findings about the backend itself that the verdict must carry ("3 launches were drawn again").

@@ -1,5 +1,7 @@
 //! NCCL on this machine's GPUs: one worker process per GPU, fresh ones for every launch.
 
+mod checks;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom};
@@ -23,8 +25,8 @@ use crate::nccl_log::{self, NcclLog, Symptom};
 use crate::probe::normal_address;
 use crate::process::{ChildEvent, ChildSpec, Exit, Group, Supervisor};
 use crate::record::{
-    Arm, BufferKind, CellMeasurement, Effective, Event, Flag, GatePass, GatePoint, GpuState, Outcome, OutcomeKind,
-    PassMeasurement, PassVariant, Phase, PointKey, SetLine,
+    Arm, ArmId, BufferKind, CellMeasurement, Effective, Event, Flag, GatePass, GatePoint, GpuState, Outcome,
+    OutcomeKind, OverlapCheck, PassMeasurement, PassVariant, Phase, PointKey, SetLine,
 };
 use crate::shared_memory::SharedMemory;
 use crate::space;
@@ -94,6 +96,8 @@ pub struct NcclBackend {
     debug_subsystems: &'static str,
     /// Of the last launch's first rank.
     last_log: NcclLog,
+    /// What each rank's NCCL logged as its way to others in the last launch.
+    transports: RefCell<Vec<Vec<String>>>,
 }
 
 /// How long each phase of a worker's step may take before the launch is given up.
@@ -178,7 +182,16 @@ impl NcclBackend {
         let version = NcclVersion::from_code(setup.nccl.version);
         let room = RefCell::new(Room::new(SharedMemory::of_this_machine(), version, setup.gpus.len() as u32));
         let debug_subsystems = DEBUG_SUBSYSTEMS;
-        Self { setup, budgets, _keeper: keeper, idle, room, debug_subsystems, last_log: NcclLog::default() }
+        Self {
+            setup,
+            budgets,
+            _keeper: keeper,
+            idle,
+            room,
+            debug_subsystems,
+            last_log: NcclLog::default(),
+            transports: RefCell::default(),
+        }
     }
 
     /// Has NCCL log what its search for channels comes to.
@@ -283,6 +296,8 @@ impl Backend for NcclBackend {
         };
         let broken = launch.measure(&mut heard).err();
         let set_by_environment = launch.set_lines();
+        let ways = launch.logs.iter().map(|log| log.transports.iter().cloned().collect()).collect();
+        self.transports.replace(ways);
         let log = launch.logs.drain(..).next().unwrap_or_default();
         launch.end(broken.as_ref(), &self.setup.logs)?;
         self.last_log = log;
@@ -319,6 +334,17 @@ impl Backend for NcclBackend {
     fn notes(&self) -> Vec<String> {
         self.room.borrow().notes()
     }
+
+    fn check_overlap(
+        &mut self,
+        _arm: &ArmId,
+        environment: &BTreeMap<String, String>,
+        seconds: f64,
+        launch: u32,
+        seed: u64,
+    ) -> Result<Option<OverlapCheck>, BackendError> {
+        self.overlap(environment, seconds, launch, seed).map(Some)
+    }
 }
 
 /// One launch under way.
@@ -341,6 +367,7 @@ impl<'a> Launch<'a> {
             .tempdir()
             .map_err(|error| system("could not make a folder for NCCL's logs", &error))?;
         let ranks = backend.setup.gpus.len();
+        // What the search for channels found is told at length, and asked for by launches that time nothing.
         let subsystems = if plan.cell_count() == 0 { DEBUG_SUBSYSTEMS_WITH_SEARCHES } else { backend.debug_subsystems };
         let changes = plan.communicators.iter().any(|communicator| !communicator.variables.is_empty());
         let specs = (0..ranks)

@@ -14,8 +14,8 @@ use rand::RngExt;
 
 use super::{Backend, BackendError, CommunicatorPlan, LaunchPlan, Sink};
 use crate::record::{
-    Arm, ArmId, CellMeasurement, Event, GatePass, JournalLine, Outcome, OutcomeKind, PassKey, PassMeasurement, Phase,
-    PointKey,
+    Arm, ArmId, CellMeasurement, Event, GatePass, JournalLine, Outcome, OutcomeKind, OverlapCheck, PassKey,
+    PassMeasurement, Phase, PointKey,
 };
 use crate::seed::Seed;
 
@@ -117,6 +117,7 @@ pub struct ReplayBackend {
     gates: BTreeMap<ArmId, GatePass>,
     /// What made arms fail in the gate.
     gate_failures: BTreeMap<ArmId, Outcome>,
+    overlaps: BTreeMap<ArmId, OverlapCheck>,
     seed: Seed,
     /// Launches are redrawn around the recorded medians with this spread, where a run holds too few.
     assumed_noise: Option<f64>,
@@ -136,7 +137,7 @@ impl ReplayBackend {
                 _ => None,
             })
             .collect();
-        let mut failures = BTreeMap::new();
+        let (mut failures, mut overlaps) = (BTreeMap::new(), BTreeMap::new());
         let (mut gates, mut gate_failures) = (BTreeMap::new(), BTreeMap::new());
         for line in lines {
             match &line.event {
@@ -160,13 +161,26 @@ impl ReplayBackend {
                     }
                     failures.insert(arm.clone(), outcome.clone());
                 }
+                Event::OverlapChecked { arm, check } => {
+                    overlaps.insert(arm.clone(), check.clone());
+                }
                 _ => {}
             }
         }
         if cells.is_empty() {
             return Err(BackendError::Unusable("the recorded run holds no measurement".to_owned()));
         }
-        Ok(Self { cells, passes, failures, gates, gate_failures, seed, assumed_noise, missing: BTreeSet::new() })
+        Ok(Self {
+            cells,
+            passes,
+            failures,
+            gates,
+            gate_failures,
+            overlaps,
+            seed,
+            assumed_noise,
+            missing: BTreeSet::new(),
+        })
     }
 
     /// Most paired launches that were recorded in the final.
@@ -382,6 +396,17 @@ impl Backend for ReplayBackend {
         let _ =
             sink(Event::LaunchEnded { launch: plan.launch, duration_s, set_by_environment: Vec::new(), outcome: None });
         Ok(())
+    }
+
+    fn check_overlap(
+        &mut self,
+        arm: &ArmId,
+        _environment: &BTreeMap<String, String>,
+        _seconds: f64,
+        _launch: u32,
+        _seed: u64,
+    ) -> Result<Option<OverlapCheck>, BackendError> {
+        Ok(self.overlaps.get(arm).cloned())
     }
 
     fn expected_s(&self, _plan: &LaunchPlan) -> f64 {

@@ -3,6 +3,8 @@
 //! cudarc panics when the driver library or a symbol of it is missing; [`driver_is_present`] is asked
 //! first, and a worker's panic is a crash with its message in the captured log.
 
+mod peer;
+
 use std::ffi::c_void;
 use std::sync::Arc;
 

@@ -7,6 +7,7 @@
 //! 1 + max_regression: intervals do not soften a veto, they only say which points were not shown
 //! safe.
 
+mod mixing;
 mod trial;
 
 use std::collections::BTreeMap;
@@ -26,6 +27,8 @@ use crate::space;
 use crate::stats::{self, RatioEstimate};
 use crate::units::group_thousands;
 use crate::wording::plural;
+
+pub use mixing::mixes_unsafely;
 
 /// Fewer paired launches than this decide nothing.
 const FEWEST_LAUNCHES: usize = 4;
@@ -162,6 +165,9 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         },
         memory: winner.map_or_else(Memory::default, |winner| memory(manifest, context, evidence, winner.arm)),
         repairs: repairs(evidence),
+        warnings: winner.and_then(|winner| mixing::warning(manifest, evidence, winner.arm)).into_iter().collect(),
+        peer_access: manifest.peer_access.clone(),
+        cold_and_warm: manifest.cold_and_warm.clone(),
         fingerprint: manifest.fingerprint.combined.clone(),
         search: SearchSummary {
             arms: context.arms.len() as u32,
@@ -172,11 +178,7 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
             stopped_by: facts.stopped_by.clone(),
         },
         trials: judged.as_ref().map(|judged| judged.trials.clone()).unwrap_or_default(),
-        notes: {
-            let mut all = notes(context, evidence, facts, best);
-            all.extend(judged.map(|judged| judged.notes).unwrap_or_default());
-            all
-        },
+        notes: [notes(context, evidence, facts, best), judged.map(|judged| judged.notes).unwrap_or_default()].concat(),
     }
 }
 
@@ -301,7 +303,8 @@ fn candidate<'a>(
     });
     let veto = veto
         .or_else(|| memory_veto(manifest, context, evidence, arm))
-        .or_else(|| unread_file_veto(context, evidence, arm));
+        .or_else(|| unread_file_veto(context, evidence, arm))
+        .or_else(|| mixing::veto(manifest, evidence, arm));
     let unsafe_points = points.iter().filter(|(_, estimate)| estimate.high > limit).map(|(point, _)| *point).collect();
     Some(Candidate { arm, objective, points, veto, unsafe_points })
 }
@@ -464,7 +467,7 @@ fn verdict_of(
         .count();
     let mut why = Vec::new();
     if vetoed > 0 {
-        why.push(format!("{vetoed} of {} regress at some point", finalists.len()));
+        why.push(format!("{vetoed} of {} {} vetoed", finalists.len(), plural(vetoed as u32, "is", "are")));
     }
     if failed > 0 {
         why.push(format!("{failed} of {} failed", finalists.len()));

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use crate::collective::{Collective, DataType, Placement};
 use crate::emit::EmitAs;
 use crate::engine::{Engine, EngineVersion};
-use crate::flow::RepairGraph;
+use crate::flow::{PeerAccess, RepairGraph};
 use crate::machine::NcclVersion;
 use crate::nccl_model;
 use crate::record::{BufferKind, Profile};
@@ -77,6 +77,8 @@ pub(super) enum Command {
     Completions(CompletionsArgs),
     /// Print a manual page.
     Man(ManArgs),
+    /// Look through settings written by hand: env files, scripts, units, compose files, manifests.
+    Lint(LintArgs),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -127,6 +129,26 @@ impl RepairGraphArg {
             Self::Auto => RepairGraph::Auto,
             Self::Never => RepairGraph::Never,
             Self::Always => RepairGraph::Always,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum PeerAccessArg {
+    /// Where the space asks for it and nothing speaks against it (`nccltune doctor` tells what would).
+    Auto,
+    /// Where the space asks for it, whatever speaks against it. It may hang a GPU until a reset.
+    Test,
+    /// Not at all: NCCL_P2P_LEVEL is left out.
+    Never,
+}
+
+impl PeerAccessArg {
+    pub(super) const fn wish(self) -> PeerAccess {
+        match self {
+            Self::Auto => PeerAccess::Auto,
+            Self::Test => PeerAccess::Test,
+            Self::Never => PeerAccess::Never,
         }
     }
 }
@@ -342,6 +364,15 @@ pub(super) struct TuneArgs {
     #[arg(long, value_enum, default_value_t = RepairGraphArg::Auto, help_heading = "Search")]
     pub(super) repair_graph: RepairGraphArg,
 
+    /// Whether peer access across the host bridge is tested, before NCCL_P2P_LEVEL is tried.
+    #[arg(long, value_enum, default_value_t = PeerAccessArg::Auto, value_name = "WHEN", help_heading = "Search")]
+    pub(super) peer_access: PeerAccessArg,
+
+    /// For how long captured and uncaptured collectives are made to overlap, for each finalist that no
+    /// longer keeps them apart (--allow-risk unsafe-mixing) [default: 1m].
+    #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Search")]
+    pub(super) overlap_time: Option<f64>,
+
     /// Try arms again that hung, crashed or corrupted data here in earlier runs, which
     /// $NCCLTUNE_STATE_DIR/quarantine.json remembers.
     #[arg(long, help_heading = "Search")]
@@ -513,6 +544,19 @@ pub(super) struct DoctorArgs {
     #[arg(long, value_name = "PATH", env = "NCCLTUNE_NCCL_LIB")]
     pub(super) nccl_lib: Option<PathBuf>,
 
+    /// Start workers on the GPUs, too: does peer access work, and does NCCL find the same on idle GPUs as on
+    /// busy ones? Takes a minute.
+    #[arg(long)]
+    pub(super) live: bool,
+
+    /// Whether peer access across the host bridge is tested.
+    #[arg(long, value_enum, default_value_t = PeerAccessArg::Auto, value_name = "WHEN", requires = "live")]
+    pub(super) peer_access: PeerAccessArg,
+
+    /// Longest any phase of a step may take [default: within limits].
+    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "live")]
+    pub(super) phase_limit: Option<f64>,
+
     #[command(flatten)]
     pub(super) format: FormatArg,
 }
@@ -525,6 +569,32 @@ pub(super) struct WorkloadCommandArgs {
     /// GPU memory, where it decides the engine's buckets and chunk: 96GiB.
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     pub(super) gpu_memory: Option<u64>,
+
+    #[command(flatten)]
+    pub(super) format: FormatArg,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct LintArgs {
+    /// Files; - is standard input.
+    #[arg(required = true, value_name = "FILE")]
+    pub(super) files: Vec<PathBuf>,
+
+    /// Who reads them: env-file, docker-env-file, shell, systemd-unit, compose, kubernetes, nccl-conf [default: guessed].
+    #[arg(long = "as", value_name = "KIND")]
+    pub(super) kind: Option<String>,
+
+    /// Release of NCCL that reads the variables [default: 2.28.9].
+    #[arg(long, value_name = "VERSION", value_parser = parse_release)]
+    pub(super) nccl: Option<NcclVersion>,
+
+    /// Engine that is started with them: what it sets itself is told.
+    #[arg(long, value_name = "sglang|vllm|torch|none", env = "NCCLTUNE_ENGINE", value_parser = parse_engine)]
+    pub(super) engine: Option<Engine>,
+
+    /// Warnings count as errors.
+    #[arg(long)]
+    pub(super) strict: bool,
 
     #[command(flatten)]
     pub(super) format: FormatArg,

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::CommandFactory as _;
 
 use super::args::{
-    BackendArg, Cli, Command, CompletionsArgs, DoctorArgs, EmitArgs, ExplainArgs, ImportArgs, ManArgs, PlacementArg,
-    ReportArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs, WorkloadCommandArgs,
+    BackendArg, Cli, Command, CompletionsArgs, DoctorArgs, EmitArgs, ExplainArgs, ImportArgs, LintArgs, ManArgs,
+    PlacementArg, ReportArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs, WorkloadCommandArgs,
 };
 use super::args::{BuffersArg, ProfileArg};
 use super::environment;
@@ -20,13 +20,15 @@ use crate::flow::doctor::{DoctorRequest, doctor};
 use crate::flow::emit::emit;
 use crate::flow::explain::{ExplainRequest, explain};
 use crate::flow::import::{ImportRequest, Imported, import, next_step, rows};
+use crate::flow::lint::{LintRequest, lint};
 use crate::flow::report::report;
 use crate::flow::tune::{Plan, TuneEnd, TuneRequest, tune};
 use crate::flow::workload::{WorkloadWish, workload};
 use crate::flow::write_file;
-use crate::record::VerdictKind;
+use crate::record::{LintSeverity, VerdictKind};
 use crate::report::{
-    Format, Run, checks_table, explanation, files_text, import_document, points_table, summary_csv, to_json, verdict,
+    Format, Run, checks_table, explanation, files_text, findings_table, import_document, points_table, summary_csv,
+    to_json, verdict,
 };
 use crate::units::{format_seconds, group_thousands};
 use crate::workload::Layout;
@@ -37,7 +39,7 @@ pub(super) fn run(cli: &Cli, arguments: Vec<String>) -> ExitCode {
     let result = match &cli.command {
         Command::Tune(args) => run_tune(args, &printer, arguments),
         Command::Trial(args) => run_trial(args, &printer, arguments),
-        Command::Doctor(args) => run_doctor(args),
+        Command::Doctor(args) => run_doctor(args, &printer),
         Command::Workload(args) => run_workload(args),
         Command::Explain(args) => run_explain(args),
         Command::Emit(args) => run_emit(args),
@@ -45,6 +47,7 @@ pub(super) fn run(cli: &Cli, arguments: Vec<String>) -> ExitCode {
         Command::Import(args) => run_import(args, arguments),
         Command::Completions(args) => run_completions(args),
         Command::Man(args) => run_man(args, &printer),
+        Command::Lint(args) => run_lint(args),
     };
     match result {
         Ok(status) => ExitCode::from(status),
@@ -101,6 +104,8 @@ fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Resul
         trial_launches: args.trial.trial_launches,
         cublaslt_lib: args.trial.cublaslt_lib.clone(),
         dry_run: args.dry_run,
+        peer_access: args.peer_access.wish(),
+        overlap_s: args.overlap_time,
         force: args.force,
         retry_quarantined: args.retry_quarantined,
         state_folder: environment::state_folder(&environment),
@@ -278,15 +283,20 @@ fn plan_text(plan: &Plan, format: Format) -> Result<String, Failure> {
     Ok(text)
 }
 
-fn run_doctor(args: &DoctorArgs) -> Result<u8, Failure> {
+fn run_doctor(args: &DoctorArgs, printer: &Printer) -> Result<u8, Failure> {
     let environment = environment::snapshot();
     let request = DoctorRequest {
         devices: args.devices.clone(),
         nccl_lib: args.nccl_lib.clone(),
+        live: args.live,
+        peer_access: args.peer_access.wish(),
+        phase_limit: args.phase_limit.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
         state_folder: environment::state_folder(&environment),
         environment,
     };
-    let (report, refusal) = doctor(&request)?;
+    let mut progress = Progress::new(printer);
+    let (report, refusal) = doctor(&request, &mut |update| progress.hear(&update))?;
+    progress.finish();
     // Evidence may be long; folded it can be read in a pipe and a log, too.
     print(&checks_table(&report, args.format.format, Printer::width().or(Some(120)))?)?;
     Ok(if refusal.is_some() { ErrorKind::MachineUnfit.exit_status() } else { 0 })
@@ -318,6 +328,16 @@ fn run_explain(args: &ExplainArgs) -> Result<u8, Failure> {
     // Sentences are long; folded they can be read in a pipe and a log, too.
     print(&explanation(&answer, args.format.format, Printer::width().or(Some(80)))?)?;
     Ok(0)
+}
+
+fn run_lint(args: &LintArgs) -> Result<u8, Failure> {
+    let request =
+        LintRequest { files: args.files.clone(), consumer: args.kind.clone(), nccl: args.nccl, engine: args.engine };
+    let report = lint(&request)?;
+    print(&findings_table(&report, args.format.format)?)?;
+    let counts = |severity| args.strict || severity == LintSeverity::Error;
+    let is_bad = report.findings.iter().any(|finding| counts(finding.severity));
+    Ok(if is_bad { ErrorKind::Usage.exit_status() } else { 0 })
 }
 
 fn run_emit(args: &EmitArgs) -> Result<u8, Failure> {

@@ -24,6 +24,8 @@ const MACHINE_WAIT: Duration = Duration::from_secs(60);
 const NCCL_WAIT: Duration = Duration::from_secs(60);
 /// How long a GPU may take to copy a page.
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
+/// How long all copies between all pairs of GPUs may take; on eight slow ones it is seconds.
+const COPY_WAIT: Duration = Duration::from_secs(60);
 /// How long a Ctrl-C may go unnoticed meanwhile.
 const SLICE: Duration = Duration::from_millis(200);
 
@@ -152,14 +154,26 @@ pub fn ask(
     question: &Question,
     environment: &BTreeMap<String, String>,
 ) -> Result<ProbeReport, DiscoveryError> {
+    ask_within(supervisor, question, environment, None)
+}
+
+/// The same; the answer may take this long at most, where that is less than its own limit.
+pub fn ask_within(
+    supervisor: &Supervisor,
+    question: &Question,
+    environment: &BTreeMap<String, String>,
+    limit: Option<Duration>,
+) -> Result<ProbeReport, DiscoveryError> {
     let (wait, doing) = match question {
         Question::Machine => (MACHINE_WAIT, "listing the GPUs"),
         Question::Wiring => (MACHINE_WAIT, "asking how the GPUs are connected"),
         Question::Nccl(_) => (NCCL_WAIT, "loading NCCL"),
+        Question::PeerCopies { .. } => (COPY_WAIT, "copying between GPUs"),
         Question::Answers(_) => (ANSWER_WAIT, "copying a page on every GPU"),
         // It answers when it is told to end.
         Question::Keep(_) => (ANSWER_WAIT, "keeping the driver loaded"),
     };
+    let wait = limit.map_or(wait, |limit| limit.min(wait));
     let arguments = std::iter::once(PROBE_ARGUMENT.to_owned()).chain(question.arguments()).collect();
     let mut group = supervisor.start_group(vec![ChildSpec { arguments, environment: environment.clone() }])?;
     let deadline = Deadline::after(wait);
@@ -178,7 +192,15 @@ pub fn ask(
             }
             Some(ChildEvent::Exited { exit, .. }) => ended = Some(exit),
             None if !deadline.is_over() => {}
-            None => return Err(DiscoveryError::NoAnswer { seconds: wait.as_secs(), doing }),
+            None => {
+                // A copy that hangs may hold its process in the driver for ever.
+                let copies = matches!(question, Question::PeerCopies { .. });
+                if copies && group.stop(Duration::from_millis(100)).iter().any(Option::is_none) {
+                    let stuck = "a probe that copied between GPUs could not be ended even by SIGKILL";
+                    return Err(DiscoveryError::DriverUnusable(stuck.to_owned()));
+                }
+                return Err(DiscoveryError::NoAnswer { seconds: wait.as_secs(), doing });
+            }
         }
     }
     let failed = |what: String, words: String| DiscoveryError::ProbeFailed {

@@ -16,6 +16,9 @@ use crate::record::{Check, CheckReport};
 
 const PYTHON_NCCL: &str = "/opt/venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2";
 
+/// What the bridge above both GPUs shows of itself.
+pub(super) const BRIDGE_CONFIG: &str = "/sys/bus/pci/devices/0000:00:01.0/config";
+
 /// Facts that own what they are made of.
 pub(super) struct Planted {
     root: TempDir,
@@ -96,6 +99,12 @@ impl Planted {
         planted.write("/proc/cmdline", "root=UUID=private quiet\n");
         planted.write("/sys/class/dmi/id/product_name", "Server 9000\n");
         planted.folder("/sys/class/iommu");
+        for gpu in ["0000:0b:00.0", "0000:1b:00.0"] {
+            let place = format!("devices/pci0000:00/0000:00:01.0/{gpu}");
+            planted.folder(&format!("/sys/{place}"));
+            planted.link(&format!("/sys/bus/pci/devices/{gpu}"), &format!("../../../{place}"));
+        }
+        planted.write(BRIDGE_CONFIG, [0; 4096]);
         planted
     }
 
@@ -117,6 +126,9 @@ impl Planted {
         planted.write("/proc/cpuinfo", "flags : fpu hypervisor\n");
         planted.write("/proc/cmdline", "root=UUID=private intel_iommu=on\n");
         planted.folder("/sys/class/iommu/dmar0");
+        let mut bridge = [0; 4096];
+        bridge[0x100..0x108].copy_from_slice(&[0x0d, 0, 1, 0, 0, 0, 0x1d, 0]);
+        planted.write(BRIDGE_CONFIG, bridge);
         planted
     }
 

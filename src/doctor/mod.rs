@@ -11,6 +11,7 @@ mod environment;
 mod fixtures;
 mod gpu;
 mod nccl;
+mod peer;
 mod quarantine;
 mod sight;
 mod system;
@@ -27,6 +28,7 @@ use crate::wording;
 
 pub use conf_files::conf_variables;
 pub use nccl::VERIFIED;
+pub use peer::speaks_against_peer_access;
 
 use sight::Sight;
 
@@ -87,6 +89,12 @@ const QUESTIONS: &[Question] = &[
     Question { name: "gpu-idle", group: "gpu", words: "Are the GPUs free of other work?", judge: gpu::idle },
     Question { name: "gpu-memory", group: "gpu", words: "Do the GPUs have memory to spare?", judge: gpu::memory },
     Question { name: "pcie-link", group: "gpu", words: "Do the PCIe links run as built?", judge: gpu::pcie_link },
+    Question {
+        name: "peer-known-bad",
+        group: "gpu",
+        words: "Is nothing known against peer access with this driver on these GPUs?",
+        judge: peer::known_bad,
+    },
     Question { name: "nccl-found", group: "nccl", words: "Is there an NCCL library?", judge: nccl::found },
     Question {
         name: "nccl-unambiguous",
@@ -142,6 +150,12 @@ const QUESTIONS: &[Question] = &[
         group: "system",
         words: "Is the IOMMU out of the way of peer access?",
         judge: system::iommu,
+    },
+    Question {
+        name: "acs-redirect",
+        group: "system",
+        words: "Do PCIe bridges let peer traffic pass?",
+        judge: peer::acs,
     },
 ];
 

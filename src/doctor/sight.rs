@@ -54,6 +54,15 @@ impl<'a> Sight<'a> {
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// The first bytes of a system file, where there is such a file.
+    pub(super) fn bytes(&self, path: &str, most: u64) -> Option<Vec<u8>> {
+        let path = under(self.facts.root, Path::new(path));
+        fs_err::metadata(&path).ok().filter(Metadata::is_file)?;
+        let mut bytes = Vec::new();
+        fs_err::File::open(&path).ok()?.take(most).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
+    }
+
     /// Whether a system folder has anything in it; none where there is no such folder.
     pub(super) fn has_entries(&self, folder: &str) -> Option<bool> {
         let entries = fs_err::read_dir(under(self.facts.root, Path::new(folder))).ok()?;

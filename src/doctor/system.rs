@@ -4,6 +4,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 
+use super::peer::{translated, translated_words};
 use super::sight::Sight;
 use super::{Finding, shown};
 use crate::shared_memory::{Room, nccl_files, room};
@@ -158,6 +159,9 @@ pub(super) fn virtualisation(sight: &Sight<'_>) -> Finding {
     })
 }
 
+const TRANSLATES: &str = "peer access over PCIe may hang or corrupt data behind a translating IOMMU: start the kernel \
+                          with iommu=pt, or leave NCCL_P2P_LEVEL alone";
+
 pub(super) fn iommu(sight: &Sight<'_>) -> Finding {
     if !sight.gpus.is_empty() && sight.gpus.iter().all(|gpu| gpu.nvlinks.is_some_and(|links| links > 0)) {
         return Finding::pass("the GPUs are joined by NVLink, which passes no IOMMU");
@@ -166,6 +170,12 @@ pub(super) fn iommu(sight: &Sight<'_>) -> Finding {
         Some(true) => {}
         Some(false) => return Finding::pass("no IOMMU is active"),
         None => return Finding::unknown("/sys/class/iommu is not readable here"),
+    }
+    // What was decided for these very devices, whatever the kernel was started with.
+    match translated(sight) {
+        Some(gpus) if !gpus.is_empty() => return Finding::warn(translated_words(&gpus), TRANSLATES),
+        Some(_) => return Finding::pass("an IOMMU is active and passes the GPUs' addresses through"),
+        None => {}
     }
     let Some(line) = sight.text("/proc/cmdline") else {
         return Finding::unknown("an IOMMU is active, and /proc/cmdline is not readable here");
@@ -179,8 +189,7 @@ pub(super) fn iommu(sight: &Sight<'_>) -> Finding {
     }
     Finding::warn(
         format!("an IOMMU is active and may translate between GPUs: the kernel was started with {said}"),
-        "peer access over PCIe may hang or corrupt data behind a translating IOMMU: start the kernel with iommu=pt, \
-         or leave peer access to NCCL, as this version does (it never forces it)",
+        TRANSLATES,
     )
 }
 
@@ -313,6 +322,23 @@ mod tests {
         planted.gpus()[0].nvlinks = Some(18);
         assert_eq!(planted.check("iommu").verdict, Unknown, "one of two is not joined");
         planted.gpus()[1].nvlinks = Some(18);
+        assert_eq!(planted.check("iommu").verdict, Pass);
+    }
+
+    #[test]
+    fn what_the_kernel_decided_for_a_device_counts_more_than_what_it_was_started_with() {
+        let planted = Planted::healthy();
+        planted.folder("/sys/class/iommu/ivhd0");
+        planted.write("/proc/cmdline", "quiet iommu=pt");
+        let group = |gpu: &str| format!("/sys/bus/pci/devices/{gpu}/iommu_group/type");
+        planted.write(&group("0000:0b:00.0"), "identity\n");
+        assert_eq!(planted.check("iommu").verdict, Pass, "one that is hidden leaves it to the command line");
+        planted.write(&group("0000:1b:00.0"), "DMA-FQ\n");
+        let check = planted.check("iommu");
+        assert_eq!(check.verdict, Warn);
+        assert!(check.evidence.contains("GPU 1 (DMA-FQ)") && !check.evidence.contains("GPU 0"), "{}", check.evidence);
+        planted.write("/proc/cmdline", "quiet intel_iommu=on");
+        planted.write(&group("0000:1b:00.0"), "identity\n");
         assert_eq!(planted.check("iommu").verdict, Pass);
     }
 

@@ -48,6 +48,7 @@ pub(super) fn lines(choice: &Choice, manifest: &Manifest, directory: &Path, form
             repair.variable, repair.value, repair.evidence
         ));
     }
+    lines.extend(choice.warnings.iter().map(|warning| format!("WARNING: {warning}")));
     if !choice.unmeasured.is_empty() {
         lines.push(format!("not measured, so not covered: {}", choice.unmeasured.join("; ")));
     }

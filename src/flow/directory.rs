@@ -135,6 +135,16 @@ struct Head {
     format: u32,
 }
 
+/// Keeps what broken launches printed before there was a run. Logs help a person; a run does not fail for
+/// want of them.
+pub(super) fn keep_logs(from: &Path, to: &Path) {
+    for entry in fs_err::read_dir(from).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let _ = fs_err::create_dir_all(to);
+        let _ = fs_err::copy(entry.path(), to.join(format!("before-{}", name.to_string_lossy())));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

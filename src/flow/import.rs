@@ -442,6 +442,8 @@ impl Run {
             recorded: None,
             imported_files: self.files.clone(),
             misjudged: None,
+            peer_access: None,
+            cold_and_warm: None,
             gate: None,
         })
     }

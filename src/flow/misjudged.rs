@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::files::RunFiles;
 use crate::backend::nccl::NcclBackend;
-use crate::discovery::{self, GpuLocks, wiring_of};
+use crate::discovery::{self, wiring_of};
 use crate::error_kind::Failure;
 use crate::file_kind::FileKind;
 use crate::machine::{Gpu, NcclVersion, Topology};
@@ -112,7 +112,8 @@ impl Case<'_> {
         }
     }
 
-    /// Looks at this machine: its wiring, and where that is worth it what NCCL itself makes of it.
+    /// Looks at this machine: its wiring, and where that is worth it what NCCL itself makes of it. Whoever lets it
+    /// start something holds the GPUs.
     pub(super) fn look(
         &self,
         supervisor: &Supervisor,
@@ -126,7 +127,6 @@ impl Case<'_> {
         let Some(start) = start.filter(|_| self.is_worth_asking(&topology)) else {
             return Ok(Sight { topology, logs: Vec::new() });
         };
-        let _locks = GpuLocks::take(self.gpus)?;
         Ok(Sight { topology, logs: start().look()? })
     }
 

@@ -8,7 +8,11 @@ pub mod explain;
 mod facts;
 mod files;
 pub mod import;
+pub mod lint;
+mod live;
 mod misjudged;
+mod overlap;
+mod peer;
 mod quarantine;
 pub mod report;
 mod summary;
@@ -19,6 +23,7 @@ pub use directory::write_file;
 pub use environment::PinError;
 pub use facts::{BackendChoice, MachineFacts};
 pub use misjudged::RepairGraph;
+pub use peer::PeerAccess;
 
 use crate::campaign::News;
 

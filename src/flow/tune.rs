@@ -5,12 +5,17 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
+use tempfile::TempDir;
+
 use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MACHINE_FILE, MANIFEST_FILE, REPORT_FILE, SUMMARY_FILE};
 use super::emit::effect_of;
 use super::environment::{Held, as_map, inherited, merge, parse_pins, worker_environment};
 use super::facts::{BackendChoice, MachineFacts, MachineWish, ask_driver, fingerprint, gather, probe_environment};
 use super::files::{RunFiles, from_anywhere};
+use super::live::{Early, LiveChecks, gpus_of};
 use super::misjudged::{Case, RepairGraph, Repaired, Sight};
+use super::overlap::{OVERLAP_S, check_overlaps};
+use super::peer::PeerAccess;
 use super::quarantine::{Failed, Memory, left_out_before};
 use super::report::page;
 use super::summary::summary;
@@ -18,7 +23,7 @@ use super::workload::{WorkloadWish, read_bounded, trial_shape, workload};
 use super::{Listener, Update};
 use crate::backend::nccl::{NcclBackend, NcclSetup};
 use crate::backend::replay::ReplayBackend;
-use crate::backend::simulated::{MACHINES, SimulatedBackend, SimulatedMachine};
+use crate::backend::simulated::{MACHINES, SimulatedBackend, SimulatedMachine, SimulatedPeers};
 use crate::backend::{Backend, LaunchPlan};
 use crate::campaign::{Campaign, CampaignError, Ending, News, Stop};
 use crate::canonical::Fingerprint;
@@ -31,12 +36,14 @@ use crate::engine::{CollectiveStream, Engine, EngineVersion};
 use crate::error_kind::{Classified as _, ErrorKind, Failure};
 use crate::evidence::{Evidence, Objective, default_arm, measured_points};
 use crate::journal::{self, Journal, JournalError};
+use crate::knob::{self, Risk};
 use crate::machine::{Gpu, Machine, NcclLibrary, NcclVersion, Topology};
 use crate::process::Supervisor;
 use crate::quarantine::{Store, place};
 use crate::record::{
     Arm, BackendKind, BufferKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest, MisjudgedBox,
-    Origin, PassStream, Phase, Pin, Point, PointKey, Profile, Settings, Space, TrialPlan, VerdictKind, Workload,
+    Origin, PassStream, PeerOutcome, PeerReport, Phase, Pin, Point, PointKey, Profile, Settings, Space, TrialPlan,
+    VerdictKind, Workload,
 };
 use crate::report::summary_csv;
 use crate::search::{CUT_SHORT, Exhaustive, SearchContext, Strategy as _, Want};
@@ -118,6 +125,10 @@ pub struct TuneRequest {
     pub cublaslt_lib: Option<PathBuf>,
     /// Say what would be done and stop.
     pub dry_run: bool,
+    /// Whether peer access across the host bridge is tested, where a space asks for it.
+    pub peer_access: PeerAccess,
+    /// Seconds for which captured and uncaptured collectives are made to overlap, where a finalist needs it.
+    pub overlap_s: Option<f64>,
     /// Measure although doctor refuses.
     pub force: bool,
     /// Try arms again that hung, crashed or corrupted in earlier runs.
@@ -172,6 +183,10 @@ struct Prepared {
     recorded: Option<Vec<JournalLine>>,
     /// What stands beside arms.
     files: RunFiles,
+    /// The GPUs are this process's from before the first check on them.
+    locks: Option<GpuLocks>,
+    /// What broken launches printed before there was a run directory.
+    early_logs: Option<TempDir>,
 }
 
 /// Runs the whole story.
@@ -191,14 +206,14 @@ pub fn tune(request: &TuneRequest, listener: Listener<'_>) -> Result<TuneEnd, Fa
         None => directory::default_path(&prepared.manifest.created, &identity.combined()),
     };
     // Whatever may still be refused is refused before anything is written.
-    let _locks = match prepared.manifest.backend {
-        BackendKind::Nccl => Some(GpuLocks::take(&chosen_gpus(&prepared.manifest))?),
-        BackendKind::Simulated | BackendKind::Replay => None,
-    };
+    let _locks = prepared.locks.take();
     let place = from_anywhere(&directory, &prepared.files)?;
     let mut backend = backend(request, &prepared, &supervisor, &directory, place)?;
     let opened = open(request, &prepared, &identity, &directory)?;
     listener(Update::Directory(&directory));
+    if let Some(early) = prepared.early_logs.take() {
+        directory::keep_logs(early.path(), &directory.join(LOGS_FOLDER));
+    }
     prepared.context.most_launches = backend.most_final_launches();
     prepared.context.most_trial_launches = backend.most_trial_launches();
     run(request, &prepared, &directory, opened, backend.as_mut(), &supervisor, listener)
@@ -308,15 +323,15 @@ fn prepare(
     let Held { pins, notices: settled } = pins(request, kind, (resumed, recorded), measured.conf.clone(), version)?;
     let pin_map = as_map(&pins);
 
-    // What is asked of the collectives.
     let lines = recorded.map(|manifest| recorded_lines(request, manifest)).transpose()?;
     let (workload, devices, objective) = asked(request, previous, &measured, lines.as_deref())?;
+    let seed = request.seed.or(previous.map(|manifest| manifest.seed)).unwrap_or(DEFAULT_SEED);
 
     // Which arms.
     let setting = Setting { kind, measured: &measured, pins: &pins, devices: &devices, workload: &workload, version };
-    let Searched { space, mut arms, mut notices, files, misjudged } =
-        searched_here(request, supervisor, previous, &setting)?;
-    for notice in measured.notices.into_iter().chain(settled).rev() {
+    let (early, searched) = looked_at(request, supervisor, previous, &setting, seed, listener)?;
+    let Searched { space, mut arms, mut notices, files, misjudged, peer_access } = searched;
+    for notice in measured.notices.iter().cloned().chain(settled).rev() {
         if !notices.contains(&notice) {
             notices.insert(0, notice);
         }
@@ -342,15 +357,7 @@ fn prepare(
     };
     let settings = settings(request, previous);
     require_same_context(request, previous)?;
-    let trial = if measured.has_passes {
-        trial_plan(request, previous, devices.len() as u32, &measured.machine, &workload, &mut notices)
-    } else {
-        let notice = "no trial in a forward pass: the simulated machine's file has no [pass] section".to_owned();
-        if !request.no_trial && !notices.contains(&notice) {
-            notices.push(notice);
-        }
-        None
-    };
+    let trial = trial_here(request, previous, devices.len() as u32, &measured, &workload, &mut notices);
     let is_tried = !request.no_trial && lines.as_deref().is_none_or(holds_passes);
     if request.require_trial && trial.is_none() {
         return Err(no_trial(&notices));
@@ -376,7 +383,6 @@ fn prepare(
         imported: previous.is_some_and(|manifest| manifest.labels.imported),
         host_memory: pin_map.get("NCCL_P2P_DISABLE").is_some_and(|value| value == "1"),
     };
-    let seed = request.seed.or(previous.map(|manifest| manifest.seed)).unwrap_or(DEFAULT_SEED);
     let manifest = Manifest {
         format: FORMAT,
         tool_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -408,6 +414,8 @@ fn prepare(
         trial,
         gate,
         checks: measured.checks,
+        peer_access,
+        cold_and_warm: early.cold_and_warm,
         recorded: recorded.and_then(|_| Some(request.recorded.as_ref()?.file_name()?.to_string_lossy().into_owned())),
         imported_files: recorded.map(|manifest| manifest.imported_files.clone()).unwrap_or_default(),
     };
@@ -415,7 +423,16 @@ fn prepare(
         Some(path) => path.to_string_lossy().into_owned(),
         None => measured.cublaslt.unwrap_or_default(),
     };
-    Ok(Prepared { manifest, context, version, cublaslt, recorded: lines, files })
+    Ok(Prepared {
+        manifest,
+        context,
+        version,
+        cublaslt,
+        recorded: lines,
+        files,
+        locks: early.locks,
+        early_logs: early.logs,
+    })
 }
 
 /// Where a search takes setting.
@@ -428,15 +445,44 @@ struct Setting<'a> {
     version: NcclVersion,
 }
 
+/// Takes the GPUs, looks at them while they are idle, and settles what is searched on them.
+fn looked_at(
+    request: &TuneRequest,
+    supervisor: &Rc<Supervisor>,
+    previous: Option<&Manifest>,
+    setting: &Setting<'_>,
+    seed: u64,
+    listener: Listener<'_>,
+) -> Result<(Early, Searched), Failure> {
+    let live = LiveChecks {
+        request,
+        supervisor,
+        kind: setting.kind,
+        previous,
+        machine: &setting.measured.machine,
+        nccl: setting.measured.nccl.as_ref(),
+        checks: &setting.measured.checks,
+        simulated: setting.measured.peers,
+        devices: setting.devices,
+        pins: setting.pins,
+        seed,
+    };
+    let early = live.begin(listener)?;
+    let mut gate = || live.peers(early.logs.as_ref(), listener);
+    let searched = searched_here(request, supervisor, previous, setting, &mut gate)?;
+    Ok((early, searched))
+}
+
 /// What is searched, with what is made for a box that NCCL misjudges.
 fn searched_here(
     request: &TuneRequest,
     supervisor: &Rc<Supervisor>,
     previous: Option<&Manifest>,
     setting: &Setting<'_>,
+    gate: &mut dyn FnMut() -> Result<PeerReport, Failure>,
 ) -> Result<Searched, Failure> {
     let pins = as_map(setting.pins);
-    let mut searched = searched(request, previous, &pins, setting.version)?;
+    let mut searched = searched(request, previous, &pins, setting.version, gate)?;
     searched.misjudged = match previous {
         Some(manifest) => carried_on(request, manifest, &mut searched)?,
         // Where only the default is asked about, nothing stands beside it.
@@ -444,7 +490,7 @@ fn searched_here(
         None => {
             let case = Case {
                 wish: request.repair_graph,
-                gpus: &chosen(&setting.measured.machine, setting.devices),
+                gpus: &gpus_of(&setting.measured.machine, setting.devices),
                 gpus_in_box: setting.measured.machine.gpus.len(),
                 workload: setting.workload,
                 pins: &pins,
@@ -621,6 +667,25 @@ fn require_same_context(request: &TuneRequest, previous: Option<&Manifest>) -> R
     }
 }
 
+/// The trial, where the machine can be tried.
+fn trial_here(
+    request: &TuneRequest,
+    previous: Option<&Manifest>,
+    ranks: u32,
+    measured: &Measured,
+    workload: &Workload,
+    notices: &mut Vec<String>,
+) -> Option<TrialPlan> {
+    if measured.has_passes {
+        return trial_plan(request, previous, ranks, &measured.machine, workload, notices);
+    }
+    let notice = "no trial in a forward pass: the simulated machine's file has no [pass] section".to_owned();
+    if !request.no_trial && !notices.contains(&notice) {
+        notices.push(notice);
+    }
+    None
+}
+
 /// The trial in a forward pass, as far as one can be shaped. It is planned and recorded even where it
 /// is left out for now, so that `trial --run` can make it later without the model's config. A model
 /// whose pass cannot be shaped is still measured; the answer then says that it is untried.
@@ -733,6 +798,8 @@ struct Measured {
     simulated_version: Option<NcclVersion>,
     /// How a simulated machine's GPUs hang together, where it says so.
     topology: Option<Topology>,
+    /// What a simulated machine's file says of peer access.
+    peers: Option<SimulatedPeers>,
     /// Whether the driver is a stand-in for tests.
     fake: bool,
     checks: CheckReport,
@@ -775,6 +842,7 @@ fn measured_machine(
                 simulation: None,
                 simulated_version: None,
                 topology: None,
+                peers: None,
                 fake: facts.fake,
                 checks: facts.checks,
                 conf: facts.conf,
@@ -790,6 +858,7 @@ fn measured_machine(
             simulation: None,
             simulated_version: None,
             topology: None,
+            peers: None,
             fake: false,
             checks: manifest.checks.clone(),
             conf: Vec::new(),
@@ -810,6 +879,7 @@ fn measured_machine(
                 simulation,
                 simulated_version: simulated.nccl_version(),
                 topology: simulated.topology(),
+                peers: simulated.peer_access(),
                 fake: false,
                 checks: none(),
                 conf: Vec::new(),
@@ -874,6 +944,8 @@ struct Searched {
     notices: Vec<String>,
     files: RunFiles,
     misjudged: Option<MisjudgedBox>,
+    /// Whether peer access may be tried, where the space asks for that.
+    peer_access: Option<PeerReport>,
 }
 
 fn searched(
@@ -881,13 +953,15 @@ fn searched(
     previous: Option<&Manifest>,
     pins: &BTreeMap<String, String>,
     version: NcclVersion,
+    gate: &mut dyn FnMut() -> Result<PeerReport, Failure>,
 ) -> Result<Searched, Failure> {
     let before = if request.resume { request.out.as_deref() } else { request.recorded.as_deref() };
     if let (None, Some(manifest)) = (&request.space, previous) {
         // The place they were first read from may be gone, or hold something else by now.
         let files = before.map_or_else(|| Ok(RunFiles::default()), |run| RunFiles::of_run(run, &manifest.arms))?;
+        let peer_access = manifest.peer_access.clone();
         let (space, arms) = (manifest.space.clone(), manifest.arms.clone());
-        return Ok(Searched { space, arms, notices: manifest.notices.clone(), files, misjudged: None });
+        return Ok(Searched { space, arms, notices: manifest.notices.clone(), files, misjudged: None, peer_access });
     }
     let host_memory = pins.get("NCCL_P2P_DISABLE").is_some_and(|value| value == "1");
     let name = request.space.as_deref().unwrap_or(if host_memory { "host-memory" } else { "pcie-decode" });
@@ -907,10 +981,50 @@ fn searched(
         },
     };
     let space = space::parse(&text, &file)?;
-    let risks: BTreeSet<String> = request.allow_risk.iter().cloned().collect();
     let (by_hash, files) = RunFiles::of_space(&space, Path::new(&file))?;
+    let mut risks: BTreeSet<String> = request.allow_risk.iter().cloned().collect();
+    let bold: BTreeSet<String> = risks.iter().cloned().chain([space::PEER_ACCESS.to_owned()]).collect();
+    let most = space::enumerate(&by_hash, pins, version, &bold)?;
+    let waits = |arm: &&Arm| arm.env.iter().any(|(name, value)| knob::needs_peer_access(name, value));
+    let waiting = most.arms.iter().filter(waits).count();
+    let searched = |arms: Vec<Arm>, notices: Vec<String>, peer_access: Option<PeerReport>| Searched {
+        space,
+        arms,
+        notices,
+        files,
+        misjudged: None,
+        peer_access,
+    };
+    // A risk that is taken by name needs no proof, unless that is asked for, too.
+    let is_taken = risks.contains(Risk::HangProne.name()) && request.peer_access == PeerAccess::Auto;
+    if waiting == 0 || is_taken {
+        let enumeration = space::enumerate(&by_hash, pins, version, &risks)?;
+        return Ok(searched(enumeration.arms, enumeration.notices, None));
+    }
+    let report = gate()?;
+    let is_open = report.outcome == PeerOutcome::Passed;
+    let is_planned = request.dry_run && report.outcome == PeerOutcome::Skipped && report.reason.is_empty();
+    if is_open || is_planned {
+        let mut notices = most.notices;
+        if is_planned {
+            let arms = plural(waiting as u32, "arm waits", "arms wait");
+            notices
+                .push(format!("{waiting} {arms} for a test of peer access, which a run makes before its first block"));
+        }
+        return Ok(searched(most.arms, notices, is_open.then_some(report)));
+    }
+    // What was tried and did not hold is no risk to be taken.
+    risks.remove(Risk::HangProne.name());
+    let told = |notice: String| {
+        if notice == space::NO_PEER_ACCESS {
+            format!("NCCL_P2P_LEVEL is left out: peer access: {}", report.reason)
+        } else {
+            notice
+        }
+    };
     let enumeration = space::enumerate(&by_hash, pins, version, &risks)?;
-    Ok(Searched { space, arms: enumeration.arms, notices: enumeration.notices, files, misjudged: None })
+    let notices = enumeration.notices.into_iter().map(told).collect();
+    Ok(searched(enumeration.arms, notices, Some(report)))
 }
 
 fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Settings {
@@ -1056,11 +1170,7 @@ fn write_manifest(directory: &Path, manifest: &Manifest) -> Result<(), Failure> 
 }
 
 fn chosen_gpus(manifest: &Manifest) -> Vec<Gpu> {
-    chosen(&manifest.machine, &manifest.devices)
-}
-
-fn chosen(machine: &Machine, devices: &[u32]) -> Vec<Gpu> {
-    machine.gpus.iter().filter(|gpu| devices.contains(&gpu.index)).cloned().collect()
+    gpus_of(&manifest.machine, &manifest.devices)
 }
 
 fn backend(
@@ -1124,7 +1234,16 @@ fn run(
     }
     .run(&Exhaustive, backend, &mut journal, &mut clock, &mut evidence)
     .map_err(|error| stopped(error, directory))?;
-    if ending == Ending::Interrupt {
+    let is_cut_off = ending == Ending::Complete
+        && !check_overlaps(
+            &prepared.context,
+            (request.overlap_s.unwrap_or(OVERLAP_S), Seed(prepared.manifest.seed)),
+            backend,
+            (&mut journal, &mut clock, &mut evidence),
+            listener,
+        )
+        .map_err(|error| stopped(error, directory))?;
+    if ending == Ending::Interrupt || is_cut_off {
         return Err(Failure::new(ErrorKind::Stopped, "stopped before a verdict; everything measured is kept")
             .with_hint(resume_hint(directory)));
     }

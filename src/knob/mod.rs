@@ -278,6 +278,11 @@ pub fn changes_transport(name: &str) -> bool {
     NAMES.contains(&name)
 }
 
+/// Whether a setting makes NCCL use peer access across the host bridge, where it would not by itself.
+pub fn needs_peer_access(name: &str, value: &str) -> bool {
+    name == "NCCL_P2P_LEVEL" && reading::level_reaches_over_host_bridge(value)
+}
+
 /// The whole catalogue.
 pub fn all() -> &'static [Knob] {
     catalogue::KNOBS

@@ -3,6 +3,8 @@
 //! The parent never loads the driver's libraries itself: a wedged driver blocks whoever asks it, so
 //! a child asks, and the parent waits only as long as it wants to.
 
+mod peer;
+
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -41,6 +43,14 @@ pub enum Question {
     Nccl(Option<String>),
     /// The same, and how the GPUs are connected: NVLink, and which may write into which.
     Wiring,
+    /// Do bytes that these GPUs (CUDA ordinals) write into each other's memory arrive? Random ones, from
+    /// this seed.
+    PeerCopies {
+        /// Seed of the bytes.
+        seed: u64,
+        /// Which GPUs.
+        devices: Vec<u32>,
+    },
     /// Do these GPUs (CUDA ordinals) answer, and what memory is free on all of them?
     Answers(Vec<u32>),
     /// Keep a context on these GPUs open until the asker closes its end.
@@ -54,6 +64,10 @@ impl Question {
             Self::Machine => vec!["machine".to_owned()],
             Self::Wiring => vec!["wiring".to_owned()],
             Self::Nccl(path) => std::iter::once("nccl".to_owned()).chain(path.clone()).collect(),
+            Self::PeerCopies { seed, devices } => ["peer-copies".to_owned(), seed.to_string()]
+                .into_iter()
+                .chain(devices.iter().map(u32::to_string))
+                .collect(),
             Self::Answers(devices) => {
                 std::iter::once("answers".to_owned()).chain(devices.iter().map(u32::to_string)).collect()
             }
@@ -70,6 +84,10 @@ impl Question {
             (word, []) if word == "wiring" => Some(Self::Wiring),
             (word, []) if word == "nccl" => Some(Self::Nccl(None)),
             (word, [path]) if word == "nccl" => Some(Self::Nccl(Some(path.clone()))),
+            (word, [seed, devices @ ..]) if word == "peer-copies" => Some(Self::PeerCopies {
+                seed: seed.parse().ok()?,
+                devices: devices.iter().map(|text| text.parse().ok()).collect::<Option<_>>()?,
+            }),
             (word, devices) if word == "answers" || word == "keep" => {
                 let devices = devices.iter().map(|text| text.parse().ok()).collect::<Option<_>>()?;
                 Some(if word == "keep" { Self::Keep(devices) } else { Self::Answers(devices) })
@@ -103,6 +121,10 @@ pub struct ProbeReport {
     pub multicast: Option<bool>,
     /// Which GPU may reach which, for each ordered pair that could be asked.
     pub peers: Vec<PeerAccess>,
+    /// Bytes that were copied between GPUs, where that came to its end.
+    pub copied_bytes: Option<u64>,
+    /// Copies between GPUs that failed or arrived wrong, in words.
+    pub copy_errors: Vec<String>,
     /// Path of the library that was loaded.
     pub nccl_path: Option<String>,
     /// NCCL's version code.
@@ -166,6 +188,14 @@ pub fn run(question: &Question, allows_fakes: bool) -> u8 {
                 Some("libcuda.so.1 cannot be loaded".to_owned())
             };
         }
+        Question::PeerCopies { seed, devices } => {
+            report.cuda_library = driver_is_present();
+            if report.cuda_library {
+                peer::copy_between(devices, *seed, &mut report);
+            } else {
+                report.cuda_error = Some("libcuda.so.1 cannot be loaded".to_owned());
+            }
+        }
         Question::Keep(devices) => {
             report.cuda_library = driver_is_present();
             if report.cuda_library {
@@ -198,7 +228,7 @@ fn asks_a_stand_in(question: &Question) -> bool {
     let libraries: &[&str] = match question {
         Question::Machine | Question::Wiring => &[DRIVER_LIBRARY, NVML_LIBRARY],
         Question::Nccl(path) => &[path.as_deref().unwrap_or(NCCL_LIBRARY)],
-        Question::Answers(_) | Question::Keep(_) => &[DRIVER_LIBRARY],
+        Question::Answers(_) | Question::Keep(_) | Question::PeerCopies { .. } => &[DRIVER_LIBRARY],
     };
     libraries.iter().any(|library| is_stand_in(Path::new(library)))
 }
@@ -206,7 +236,11 @@ fn asks_a_stand_in(question: &Question) -> bool {
 fn refuse_fakes(question: &Question, report: &mut ProbeReport) {
     let refusal = "it is a stand-in for tests; only NCCLTUNE_ALLOW_FAKE=1 lets probes ask it".to_owned();
     match question {
-        Question::Machine | Question::Wiring | Question::Answers(_) | Question::Keep(_) => {
+        Question::Machine
+        | Question::Wiring
+        | Question::Answers(_)
+        | Question::Keep(_)
+        | Question::PeerCopies { .. } => {
             report.cuda_library = true;
             report.cuda_error = Some(refusal);
         }
@@ -411,6 +445,7 @@ mod tests {
             Question::Nccl(Some("/x".to_owned())),
             Question::Answers(vec![0, 3]),
             Question::Keep(vec![1]),
+            Question::PeerCopies { seed: 7, devices: vec![0, 1] },
         ] {
             assert_eq!(Question::parse(&question.arguments()), Some(question));
         }

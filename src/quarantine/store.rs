@@ -176,6 +176,16 @@ impl Store {
         Ok(file.entries.into_iter().map(bounded).collect())
     }
 
+    /// Remembers a failure that no run's journal tells of.
+    pub fn remember(&self, entry: QuarantineEntry) -> Result<(), StoreError> {
+        self.change(&[Change::Remember(Box::new(entry))])
+    }
+
+    /// Forgets what failed at a place with exactly these variables, unless its result was wrong.
+    pub fn forget(&self, machine: &str, env: &BTreeMap<String, String>) -> Result<(), StoreError> {
+        self.change(&[Change::Forget { machine: machine.to_owned(), env: env.clone() }])
+    }
+
     /// Makes changes, under the lock, to what the file holds by then.
     pub(super) fn change(&self, changes: &[Change]) -> Result<(), StoreError> {
         let io = |doing: &'static str, path: &Path| {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{GatePass, PassMeasurement, PointKey};
+use super::{GatePass, OverlapCheck, PassMeasurement, PointKey};
 use crate::file_kind::FileKind;
 
 /// The short fingerprint of an arm's environment, files and server arguments.
@@ -294,6 +294,14 @@ pub enum Event {
         value: String,
         /// The line that told.
         evidence: String,
+    },
+    /// Captured and uncaptured collectives of one communicator were made to overlap.
+    OverlapChecked {
+        /// With which arm's variables.
+        arm: ArmId,
+        /// What came of it.
+        #[serde(flatten)]
+        check: OverlapCheck,
     },
     /// Fresh processes ended.
     LaunchEnded {

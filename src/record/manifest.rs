@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Arm, ArmId, CheckReport, GatePlan, QuarantinedArm, Space, TrialPlan, Workload};
+use super::{Arm, ArmId, CheckReport, ColdAndWarm, GatePlan, PeerReport, QuarantinedArm, Space, TrialPlan, Workload};
 use crate::machine::{Machine, NcclLibrary};
 
 /// What did the measuring.
@@ -276,6 +276,12 @@ pub struct Manifest {
     pub gate: Option<GatePlan>,
     /// What doctor found beforehand.
     pub checks: CheckReport,
+    /// Whether `NCCL_P2P_LEVEL` may be tried here, where a space asks for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_access: Option<PeerReport>,
+    /// What NCCL's search for channels found on idle and on busy GPUs, where that was compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cold_and_warm: Option<ColdAndWarm>,
     /// The recorded run behind a replay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded: Option<String>,

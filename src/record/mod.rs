@@ -8,8 +8,10 @@ mod campaign;
 mod check;
 mod explanation;
 mod gate;
+mod lint;
 mod manifest;
 mod pass;
+mod peer;
 mod quarantine;
 mod space;
 mod verdict;
@@ -25,6 +27,7 @@ pub use explanation::{
     ExplainedSize, ExplainedVariable, Explanation, LoggedSize, VariableOrigin,
 };
 pub use gate::{GatePass, GatePlan, GatePoint, GateRecord, LongCheck};
+pub use lint::{LintFinding, LintReport, LintSeverity};
 pub use manifest::{
     BackendKind, BufferKind, FingerprintParts, ImportedFile, Labels, Manifest, MisjudgedBox, Origin, Pin, Profile,
     Settings,
@@ -33,6 +36,7 @@ pub use pass::{
     DraftShape, FeedForward, GpuState, LayerRun, PassCase, PassKey, PassMeasurement, PassShape, PassStep, PassStream,
     PassVariant, TrialPlan,
 };
+pub use peer::{ChannelSearch, ColdAndWarm, OverlapCheck, PeerOutcome, PeerReport, PeerStep, PeerTier};
 pub use quarantine::{QuarantineEntry, QuarantineFile, QuarantinedArm};
 pub use space::{Axis, NamedArm, Rule, RuleCondition, Space};
 pub use verdict::{

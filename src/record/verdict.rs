@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ArmId, Effective, GateRecord, PointPhase, QuarantinedArm};
+use super::{ArmId, ColdAndWarm, Effective, GateRecord, PeerReport, PointPhase, QuarantinedArm};
 use crate::collective::{Collective, DataType, Form};
 use crate::file_kind::FileKind;
 
@@ -334,6 +334,15 @@ pub struct Choice {
     /// What had to be set in every arm, the default included, for NCCL to run here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub repairs: Vec<RepairRecord>,
+    /// What whoever deploys the answer must know, in words; it stands in every file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+    /// Whether `NCCL_P2P_LEVEL` could be tried here, where the space asked for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_access: Option<PeerReport>,
+    /// What NCCL's search for channels found on idle and on busy GPUs, where that was compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cold_and_warm: Option<ColdAndWarm>,
     /// Fingerprint of the machine.
     pub fingerprint: String,
     /// What the search cost.

@@ -309,7 +309,7 @@ pub(super) fn explanation_csv(explanation: &Explanation) -> String {
     comma_separated(header, explanation.sizes.iter().map(record))
 }
 
-fn comma_separated<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+pub(super) fn comma_separated<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
     let mut writer = csv::Writer::from_writer(Vec::new());
     // Memory never refuses a write, and N columns everywhere leave no row of the wrong length.
     let _ = writer.write_record(header);

@@ -6,6 +6,7 @@ mod comma_separated;
 mod document;
 mod explanation;
 mod figures;
+mod findings;
 mod format;
 mod page;
 mod run;
@@ -20,6 +21,7 @@ use crate::record::Effective;
 
 pub use comma_separated::{SummaryRow, summary_csv};
 pub use explanation::explanation;
+pub use findings::findings_table;
 pub use format::{Format, FormatError};
 pub use run::{ReportFormat, ReportFormatError, Run, STANDING, import_document, run_report};
 pub use tables::{checks_table, points_table};

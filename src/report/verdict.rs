@@ -85,6 +85,7 @@ pub(super) fn add_verdict(
     vetoes(document, choice);
     listed(document, "Not tried, since it failed in an earlier run", quarantined(choice));
     trials(document, choice);
+    listed(document, "Warnings", warnings(choice));
     listed(document, "Notes", choice.notes.clone());
     document.heading(match manifest.backend {
         BackendKind::Nccl => "How it was measured",
@@ -92,6 +93,11 @@ pub(super) fn add_verdict(
         BackendKind::Replay => "How it was replayed",
     });
     document.facts(facts(choice, manifest));
+}
+
+/// What whoever deploys the answer must know, and what may make a server's NCCL another than this one.
+fn warnings(choice: &Choice) -> Vec<String> {
+    choice.warnings.iter().cloned().chain(choice.cold_and_warm.as_ref().and_then(wording::colder)).collect()
 }
 
 fn headline(document: &mut Document, choice: &Choice) {
@@ -458,6 +464,7 @@ fn facts(choice: &Choice, manifest: &Manifest) -> Vec<(String, String)> {
         ("method", Some(statistics.method.clone())),
         ("noise floor", noise),
         ("thresholds", Some(thresholds)),
+        ("peer access", choice.peer_access.as_ref().and_then(wording::peer_access)),
         ("memory", wording::memory(choice)),
         ("seed", Some(statistics.seed.to_string())),
         ("date", Some(manifest.created.clone())),

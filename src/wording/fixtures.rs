@@ -157,6 +157,8 @@ pub(crate) fn manifest() -> Manifest {
         trial: None,
         gate: None,
         checks: checks(),
+        peer_access: None,
+        cold_and_warm: None,
         recorded: None,
         imported_files: Vec::new(),
     }
@@ -305,6 +307,9 @@ pub(crate) fn adopt() -> Choice {
         },
         memory: Memory { device_mib_per_rank: Some(24.0), host_mib: Some(0.0), ..Memory::default() },
         repairs: Vec::new(),
+        warnings: Vec::new(),
+        peer_access: None,
+        cold_and_warm: None,
         fingerprint: manifest().fingerprint.combined,
         search: SearchSummary {
             arms: 48,

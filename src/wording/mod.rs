@@ -3,7 +3,10 @@
 
 use crate::collective::{Collective, DataType, Form, Issue};
 use crate::machine::{Machine, NcclLibrary, NcclVersion};
-use crate::record::{Choice, Labels, Manifest, Origin, PointPhase, QuarantinedArm, VerdictKind, Workload};
+use crate::record::{
+    ChannelSearch, Choice, ColdAndWarm, Labels, Manifest, Origin, PeerOutcome, PeerReport, PointPhase, QuarantinedArm,
+    VerdictKind, Workload,
+};
 use crate::units;
 
 #[cfg(test)]
@@ -223,6 +226,34 @@ pub fn not_shown_safe(choice: &Choice) -> Vec<String> {
         .collect()
 }
 
+/// What a test of peer access came to, where there was one or something spoke against it.
+pub fn peer_access(report: &PeerReport) -> Option<String> {
+    let is_told = report.outcome != PeerOutcome::Skipped || !report.suspicions.is_empty();
+    is_told.then(|| format!("{}: {}", report.outcome.name(), printable(&report.reason, 600)))
+}
+
+/// Differences of bandwidth below this share are rounding.
+const SAME_BANDWIDTH: f64 = 0.01;
+
+/// What the links of idle GPUs cost NCCL's search for channels, in words; none where it found the same.
+pub fn colder(found: &ColdAndWarm) -> Option<String> {
+    let total = |all: &[ChannelSearch], pattern: &str| -> Option<f64> {
+        let search = all.iter().find(|search| search.pattern == pattern)?;
+        Some(f64::from(search.channels) * search.bandwidth_gb_per_s)
+    };
+    let differing = found.warm.iter().find_map(|warm| {
+        let (cold_gb, warm_gb) = (total(&found.cold, &warm.pattern)?, total(&found.warm, &warm.pattern)?);
+        ((cold_gb - warm_gb).abs() > warm_gb.abs() * SAME_BANDWIDTH).then(|| (warm.pattern.clone(), cold_gb, warm_gb))
+    });
+    differing.map(|(pattern, cold_gb, warm_gb)| {
+        format!(
+            "NCCL takes the speed of idle links for their own: its {pattern} has {cold_gb:.1} GB/s on idle GPUs and \
+             {warm_gb:.1} GB/s on busy ones, so a server that starts on idle GPUs gets other settings than one that \
+             does not; a repaired topology file (NCCL_TOPO_FILE) makes both alike"
+        )
+    })
+}
+
 /// The workload in one line: "Kimi-K2.5, TP 8, batches 1 and 8, 4 verify tokens, engine sglang".
 pub fn workload(workload: &Workload) -> String {
     let mut parts = vec![workload.model.clone(), format!("TP {}", workload.tensor_parallel)];
@@ -431,5 +462,16 @@ mod tests {
         assert_eq!(printable("a\nb\u{1b}[31mc\u{202e}d", 100), "a b?[31mc?d");
         assert_eq!(printable("abcdef", 3), "abc...");
         assert_eq!(printable("abc", 3), "abc");
+    }
+
+    #[test]
+    fn links_that_were_asleep_are_told() {
+        let ring = |bandwidth_gb_per_s| {
+            vec![ChannelSearch { pattern: "ring".to_owned(), channels: 2, bandwidth_gb_per_s, path: "PHB".to_owned() }]
+        };
+        let found = |cold, warm| colder(&ColdAndWarm { cold: ring(cold), warm: ring(warm) });
+        assert!(found(3.0, 24.0).unwrap().contains("ring has 6.0 GB/s on idle GPUs and 48.0 GB/s on busy ones"));
+        assert_eq!(found(24.0, 24.1), None);
+        assert_eq!(colder(&ColdAndWarm { cold: Vec::new(), warm: ring(24.0) }), None, "nothing to compare with");
     }
 }

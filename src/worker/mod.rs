@@ -7,20 +7,24 @@ mod connection;
 mod data_check;
 mod gpu_state;
 mod measure;
+mod overlap;
 mod pass;
 pub mod protocol;
 mod set_environment;
+mod warm_up;
 
 use std::cell::RefCell;
 use std::io::{Read, Seek, SeekFrom};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use connection::Connection;
 use data_check::{MOST_RANKS, Pattern};
 use gpu_state::GpuWatch;
 use measure::{Buffers, Cell, StepError};
+use overlap::Overlap;
 use pass::{Pass, Stage};
 use protocol::{Answer, FailureKind, Order, PROTOCOL, RankGroup, WorkPhase, from_hex, to_hex};
 
@@ -124,6 +128,12 @@ fn serve(connection: &mut Connection, allows_fakes: bool) -> Result<(), Answer> 
                 set_environment::apply(&variables);
                 send(connection, &Answer::VariablesSet)?;
             }
+            Order::WarmUp { milliseconds } => {
+                tell(connection, WorkPhase::Replay);
+                let time = Duration::from_millis(u64::from(milliseconds.min(10_000)));
+                warm_up::warm_up(&setup.device, time).map_err(|error| failed(&mut log, error))?;
+                send(connection, &Answer::WarmedUp)?;
+            }
             Order::OpenCommunicator { unique_id, group } => {
                 let id = from_hex(&unique_id).ok_or_else(|| protocol_error("malformed rendezvous id"))?;
                 let (rank, ranks) = setup.join(group)?;
@@ -209,6 +219,7 @@ struct Prepared {
     cell: Option<Cell>,
     pass: Option<Pass>,
     stage: Option<Stage>,
+    overlap: Option<Overlap>,
     cublaslt: Option<Rc<CublasLt>>,
 }
 
@@ -320,6 +331,23 @@ fn serve_communicator(
                     )
                     .map_err(|error| failed(log, error))?;
                 send(connection, &Answer::Replayed { replays_us })?;
+            }
+            Order::PrepareOverlap { bytes, collectives, seed } => {
+                let who = (setup.rank, setup.ranks);
+                let mut telling = |phase| tell(connection, phase);
+                let overlap =
+                    Overlap::prepare(&setup.device, communicator, who, (bytes, collectives), seed, &mut telling)
+                        .map_err(|error| failed(log, error))?;
+                prepared.overlap = Some(overlap);
+                send(connection, &Answer::OverlapPrepared { log: log.delta() })?;
+            }
+            Order::Overlap { first_round, rounds } => {
+                let overlap = prepared.overlap.as_ref().ok_or_else(|| protocol_error("no overlap is prepared"))?;
+                let mut telling = |phase| tell(connection, phase);
+                overlap
+                    .rounds(&setup.device, communicator, first_round, rounds.clamp(1, 10_000), &mut telling)
+                    .map_err(|error| failed(log, error))?;
+                send(connection, &Answer::Overlapped)?;
             }
             Order::CloseCommunicator => {
                 tell(connection, WorkPhase::Destroy);

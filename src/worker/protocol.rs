@@ -13,7 +13,7 @@ use crate::record::{BufferKind, GpuState, PassStep, PassStream, PassVariant, Poi
 
 /// Version of the protocol; it stands in the first frame and must match exactly, because parent and
 /// worker are the same executable.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// The hidden argument that makes the executable a worker.
 pub const WORKER_ARGUMENT: &str = "__worker";
@@ -50,6 +50,11 @@ pub enum Order {
     SetVariables {
         /// Communicator-level variables; `None` takes the variable out of the environment.
         variables: BTreeMap<String, Option<String>>,
+    },
+    /// Keep the GPU's links busy for a while, before there is a communicator.
+    WarmUp {
+        /// How long.
+        milliseconds: u32,
     },
     /// Join a communicator.
     OpenCommunicator {
@@ -99,6 +104,22 @@ pub enum Order {
         /// How many.
         replays: u32,
     },
+    /// Capture a chain of all-reduces that another, uncaptured one will overlap with.
+    PrepareOverlap {
+        /// Size of each all-reduce.
+        bytes: u64,
+        /// All-reduces in each chain.
+        collectives: u32,
+        /// Seed of the data and of how late ranks come.
+        seed: u64,
+    },
+    /// Run both chains at once, round by round, and check every sum.
+    Overlap {
+        /// Number of the first round: even ones begin with the captured chain.
+        first_round: u32,
+        /// How many.
+        rounds: u32,
+    },
     /// Drop the graph and leave the communicator.
     CloseCommunicator,
     /// End with status 0.
@@ -130,6 +151,9 @@ impl Order {
             Self::Replay { .. } => "replaying the graph",
             Self::PreparePass { .. } => "preparing a forward pass",
             Self::ReplayPass { .. } => "timing a forward pass",
+            Self::WarmUp { .. } => "keeping the links busy",
+            Self::PrepareOverlap { .. } => "preparing collectives that overlap",
+            Self::Overlap { .. } => "letting captured and uncaptured collectives overlap",
             Self::CloseCommunicator => "leaving the communicator",
             Self::Finish => "ending",
         }
@@ -201,6 +225,8 @@ pub enum Answer {
     },
     /// To `SetVariables`.
     VariablesSet,
+    /// To `WarmUp`.
+    WarmedUp,
     /// To `UniqueId`.
     UniqueId {
         /// In hexadecimal.
@@ -247,6 +273,13 @@ pub enum Answer {
         /// What the GPU did meanwhile.
         state: Option<GpuState>,
     },
+    /// To `PrepareOverlap`.
+    OverlapPrepared {
+        /// NCCL's log since the last answer, bounded.
+        log: String,
+    },
+    /// To `Overlap`: every sum was right.
+    Overlapped,
     /// To `CloseCommunicator`.
     Closed {
         /// Bytes of device memory that the communicator took on this rank, connections included: what

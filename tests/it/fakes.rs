@@ -54,6 +54,14 @@ impl Machine {
         command
     }
 
+    /// `nccltune doctor` to its end, as JSON; and what it said.
+    pub(crate) fn doctor(&self, more: &str) -> (serde_json::Value, String) {
+        let line = format!("doctor --nccl-lib {} --format json {more}", self.library("libnccl.so.2"));
+        let output = self.command(&line.split_whitespace().collect::<Vec<_>>()).output().expect("the program starts");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}")), said)
+    }
+
     /// `nccltune tune` to its end; returns its status and what it said.
     pub(crate) fn tune(&self, more: &str) -> (Option<i32>, String) {
         let output = self.tune_command(more).output().expect("the program starts");

@@ -209,7 +209,7 @@ fn nothing_twice(lines: &[JournalLine]) -> Result<(), String> {
 }
 
 /// Living processes whose environment names a folder.
-fn processes_in(folder: &Path) -> Option<String> {
+pub(crate) fn processes_in(folder: &Path) -> Option<String> {
     let needle = folder.to_string_lossy().trim_end_matches('/').as_bytes().to_vec();
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {

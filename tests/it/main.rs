@@ -24,10 +24,14 @@ mod floors;
 mod gate;
 /// What nccl-tests printed becomes a run: reported, replayed, or refused with nothing written.
 mod import;
+/// Settings written by hand: what is wrong with them, and that nothing is wrong with what the program writes.
+mod lint;
 /// Arms that carry files, and boxes that NCCL misjudges: the repaired file is found, judged and kept.
 mod misjudged;
 /// What the model says NCCL would choose, against what NCCL chose.
 mod nccl_model;
+/// Peer access behind its gate, collectives that overlap, and links that were asleep.
+mod peer;
 /// Machines with planted effects: what is there is found, what is not there is never adopted.
 mod planted;
 /// The real binary as a worker and as a probe: it ends with its parent and never talks nonsense.

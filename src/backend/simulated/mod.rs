@@ -63,6 +63,22 @@ enum Kind {
     Modelled(Box<ModelledMachine>),
 }
 
+/// What a simulated machine's GPUs make of peer access across the host bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SimulatedPeers {
+    /// It works.
+    Works,
+    /// NCCL uses it by itself.
+    InUse,
+    /// The driver does not grant it.
+    Denied,
+    /// It is granted, and bytes arrive wrong.
+    WrongBytes,
+    /// Bytes arrive, and the first collective hangs.
+    Hangs,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Noise {
@@ -258,6 +274,14 @@ impl SimulatedMachine {
         match &self.0 {
             Kind::Planted(_) => Fingerprint::of(self),
             Kind::Modelled(machine) => Fingerprint::of(&(machine, crate::nccl_model::timing::Timings::compiled_in())),
+        }
+    }
+
+    /// What it makes of peer access across the host bridge, where its file says so.
+    pub const fn peer_access(&self) -> Option<SimulatedPeers> {
+        match &self.0 {
+            Kind::Planted(machine) => machine.peer_access,
+            Kind::Modelled(machine) => machine.peer_access,
         }
     }
 

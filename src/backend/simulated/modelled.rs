@@ -9,7 +9,7 @@ use std::rc::Rc;
 use serde::{Deserialize, Serialize};
 
 use super::trouble::Trouble;
-use super::{Cost, LATENCIES_US, Noise, PassRates};
+use super::{Cost, LATENCIES_US, Noise, PassRates, SimulatedPeers};
 use crate::collective::Collective;
 use crate::knob::{Lists, ReadValue};
 use crate::machine::{CpuNode, Gpu, Layout, Machine, NcclVersion, NvLinkEnd, PcieLink, PeerAccess, Topology};
@@ -49,6 +49,9 @@ pub(super) struct ModelledMachine {
     /// Without it the machine cannot be tried in a forward pass.
     #[serde(default)]
     pub(super) pass: Option<PassRates>,
+    /// What a test of peer access across the host bridge would come to; not told without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) peer_access: Option<SimulatedPeers>,
     /// A common layout; this or a topology.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     layout: Option<LayoutTable>,

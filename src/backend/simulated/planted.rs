@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Cost, LATENCIES_US, Noise, PassRates};
+use super::{Cost, LATENCIES_US, Noise, PassRates, SimulatedPeers};
 use crate::collective::Collective;
 use crate::machine::{Gpu, Machine};
 use crate::record::PointKey;
@@ -31,6 +31,9 @@ pub(super) struct PlantedMachine {
     /// Without it the machine cannot be tried in a forward pass.
     #[serde(default)]
     pub(super) pass: Option<PassRates>,
+    /// What a test of peer access across the host bridge would come to; not told without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) peer_access: Option<SimulatedPeers>,
     /// Message sizes of every list below, ascending.
     sizes_bytes: Vec<u64>,
     /// What the default takes, microseconds.

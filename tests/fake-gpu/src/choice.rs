@@ -308,8 +308,14 @@ impl Path {
     /// The way between two GPUs of a machine; `read` hands out a variable's text.
     pub fn between(transport: Transport, mut read: impl FnMut(&str) -> Option<String>) -> Self {
         let is_one = |text: Option<String>| text.as_deref().and_then(number) == Some(1);
-        let off = is_one(read("NCCL_P2P_DISABLE")) || read("NCCL_P2P_LEVEL").is_some_and(|level| is_local(&level));
-        if transport == Transport::P2p && !off {
+        let level = read("NCCL_P2P_LEVEL");
+        let off = is_one(read("NCCL_P2P_DISABLE")) || level.as_deref().is_some_and(is_local);
+        let reaches = match transport {
+            Transport::Shm => false,
+            Transport::P2p => true,
+            Transport::Bridge => level.as_deref().is_some_and(is_far),
+        };
+        if reaches && !off {
             Self::Direct
         } else if is_one(read("NCCL_SHM_DISABLE")) {
             Self::Network
@@ -317,6 +323,11 @@ impl Path {
             Self::Host
         }
     }
+}
+
+/// Across the host bridge.
+fn is_far(level: &str) -> bool {
+    ["P2C", "PXN", "PHB", "SYS"].contains(&level) || level.parse::<u32>().is_ok_and(|level| level >= 3)
 }
 
 fn is_local(level: &str) -> bool {
@@ -509,6 +520,11 @@ mod tests {
         assert_eq!(path(Transport::P2p, &[("NCCL_P2P_DISABLE", "1")]), Path::Host);
         assert_eq!(path(Transport::P2p, &[("NCCL_P2P_LEVEL", "LOC")]), Path::Host);
         assert_eq!(path(Transport::Shm, &[("NCCL_P2P_LEVEL", "SYS")]), Path::Host);
+        assert_eq!(path(Transport::Bridge, &[]), Path::Host);
+        assert_eq!(path(Transport::Bridge, &[("NCCL_P2P_LEVEL", "PXB")]), Path::Host);
+        assert_eq!(path(Transport::Bridge, &[("NCCL_P2P_LEVEL", "PHB")]), Path::Direct);
+        let both = [("NCCL_P2P_LEVEL", "SYS"), ("NCCL_P2P_DISABLE", "1")];
+        assert_eq!(path(Transport::Bridge, &both), Path::Host);
         assert_eq!(path(Transport::Shm, &[("NCCL_SHM_DISABLE", "1")]), Path::Network);
     }
 }

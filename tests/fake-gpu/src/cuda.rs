@@ -105,7 +105,7 @@ exports! {
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
         device_exists(device)?;
         device_exists(peer)?;
-        let direct = scenario().transport == Transport::P2p;
+        let direct = scenario().transport != Transport::Shm;
         put(can, c_int::from(direct && device != peer), cuda::INVALID_VALUE)
     }
 
@@ -326,6 +326,7 @@ exports! {
         }
         // SAFETY: the caller hands over so many bytes of its own memory.
         let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
+        engine.host_bytes += bytes.len() as u64;
         engine.enqueue(stream as usize, Work::Write { to, bytes: bytes.into() })
     }
 
@@ -333,6 +334,29 @@ exports! {
         let mut engine = engine();
         if !engine.memory.holds(to, bytes) || !engine.memory.holds(from, bytes) {
             return Err(cuda::INVALID_VALUE);
+        }
+        engine.enqueue(stream as usize, Work::Copy { to, from, bytes })
+    }
+
+    /// The other context is only looked at: copies between GPUs need no leave here.
+    fn cuCtxEnablePeerAccess(peer: *mut c_void, flags: c_uint) {
+        let gpu = current()?;
+        let peer = (peer as usize).checked_sub(FIRST_CONTEXT).ok_or(cuda::INVALID_CONTEXT)? as u32;
+        if flags != 0 || peer == gpu || !gpu::visible().contains(&peer) {
+            return Err(cuda::INVALID_VALUE);
+        }
+        if scenario().transport == Transport::Shm { Err(cuda::PEER_ACCESS_UNSUPPORTED) } else { Ok(()) }
+    }
+
+    fn cuMemcpyPeerAsync(
+        to: u64, _receiver: *mut c_void, from: u64, _owner: *mut c_void, bytes: usize, stream: *mut c_void,
+    ) {
+        let mut engine = engine();
+        if !engine.memory.holds(to, bytes) || !engine.memory.holds(from, bytes) {
+            return Err(cuda::INVALID_VALUE);
+        }
+        if engine.faults.strikes(Kind::LostCopy, Moment::default()).is_some() {
+            return Ok(());
         }
         engine.enqueue(stream as usize, Work::Copy { to, from, bytes })
     }

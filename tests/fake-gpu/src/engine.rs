@@ -60,6 +60,7 @@ pub(crate) struct Reduction {
     pub(crate) choice: Choice,
     /// Where ranks chose differently, data go wrong instead of everything hanging.
     pub(crate) lenient: bool,
+    pub(crate) is_captured: bool,
 }
 
 impl Reduction {
@@ -169,6 +170,8 @@ pub(crate) struct Engine {
     handles: usize,
     marks: u64,
     serials: u64,
+    /// Bytes that came from the host: what wakes a link.
+    pub(crate) host_bytes: u64,
 }
 
 /// What the engine says to a caller who waits.
@@ -513,7 +516,7 @@ impl Engine {
     /// Makes a batch of everything that is pending.
     fn begin(&mut self) -> Result<Batch, i32> {
         let ops = std::mem::take(&mut self.pending);
-        let held = self.strike(&ops);
+        let (held, spoils) = self.strike(&ops);
         let mut streams: Vec<usize> = Vec::new();
         let mut marks: Vec<u64> = Vec::new();
         let mut mark_numbers: HashMap<u64, u32> = HashMap::new();
@@ -566,13 +569,24 @@ impl Engine {
             })
             .flatten()
             .collect();
-        Ok(Batch { held, communicator, packet, marks, streams, data, is_timed: false, spoils: false, is_asking: false })
+        Ok(Batch { held, communicator, packet, marks, streams, data, is_timed: false, spoils, is_asking: false })
     }
 
     /// Faults of collectives that are about to run: a rank may die here, or be held up.
-    fn strike(&mut self, ops: &[Op]) -> Option<Hold> {
+    /// The second is whether sums go wrong.
+    fn strike(&mut self, ops: &[Op]) -> (Option<Hold>, bool) {
+        let mut spoils = false;
+        if Faults::any(Kind::Overlap)
+            && let Some(moment) = overlapping(ops)
+            && let Some(fault) = self.faults.strikes(Kind::Overlap, moment)
+        {
+            if fault.effect.as_deref() == Some("hang") {
+                return (Some(Hold::of(fault)), false);
+            }
+            spoils = true;
+        }
         if !Faults::any(Kind::Die) && !Faults::any(Kind::Hang) {
-            return None;
+            return (None, spoils);
         }
         for op in ops {
             let Work::Reduce(reduction) = &op.work else { continue };
@@ -581,10 +595,10 @@ impl Engine {
                 faults::die(fault);
             }
             if let Some(fault) = self.faults.strikes(Kind::Hang, moment) {
-                return Some(Hold::of(fault));
+                return (Some(Hold::of(fault)), spoils);
             }
         }
-        None
+        (None, spoils)
     }
 
     fn drive(&mut self, batch: &mut Batch) -> Result<Progress, i32> {
@@ -620,7 +634,7 @@ impl Engine {
                     Ok((outcomes, spoils)) => {
                         let rank = self.communicators.get(&number).map_or(0, |communicator| communicator.rank);
                         self.note_times(batch, &outcomes[rank]);
-                        batch.spoils = spoils;
+                        batch.spoils |= spoils;
                     }
                     Err(Discord::Choices) => {
                         batch.held = Some(Hold::FOR_EVER);
@@ -710,6 +724,15 @@ impl Engine {
     }
 }
 
+/// Captured and uncaptured sums that nobody waits between, on streams of their own.
+fn overlapping(ops: &[Op]) -> Option<Moment<'static>> {
+    let sums =
+        || ops.iter().filter_map(|op| if let Work::Reduce(sum) = &op.work { Some((op.stream, sum)) } else { None });
+    let eager: HashSet<usize> = sums().filter(|(_, sum)| !sum.is_captured).map(|(stream, _)| stream).collect();
+    let (_, captured) = sums().find(|(stream, sum)| sum.is_captured && eager.iter().any(|other| other != stream))?;
+    Some(captured.moment(Phase::Collective))
+}
+
 fn file_trouble(error: &std::io::Error) -> i32 {
     crate::complain(&format!("ranks cannot exchange: {error}"));
     cuda::UNKNOWN
@@ -795,6 +818,7 @@ mod tests {
             ns: 1.0,
             choice,
             lenient: false,
+            is_captured: false,
         };
         Op { stream: 0, serial: 0, work: Work::Reduce(reduction) }
     }

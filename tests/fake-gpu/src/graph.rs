@@ -53,12 +53,12 @@ fn read(text: &str, ranks: usize, gpu: u32) -> Result<Graph, Unusable> {
     }
 }
 
-/// Rings and trees of a communicator, and the lines about them.
+/// Rings and trees of a communicator of so many ranks over links of such a kind and bandwidth, and the lines about them.
 pub(crate) fn find(
     scenario: &Scenario,
     file: Option<&str>,
-    ranks: usize,
-    gpu: u32,
+    (ranks, gpu): (usize, u32),
+    (kind, bandwidth): (&str, f64),
     nccl: &mut Nccl,
 ) -> Result<Graph, Unusable> {
     let graph = match file {
@@ -75,11 +75,11 @@ pub(crate) fn find(
             nccl.note(Subject::GRAPH, &line);
         }
         let channels = graph.channels.unwrap_or(2);
-        let bandwidth = if graph.is_fallback { "0.100000" } else { "24.000000" };
+        let bandwidth = if graph.is_fallback { 0.1 } else { bandwidth };
         nccl.note(
             Subject::GRAPH,
             &format!(
-                "Pattern {pattern}, crossNic 0, nChannels {channels}, bw {bandwidth}/{bandwidth}, type SYS/PIX, \
+                "Pattern {pattern}, crossNic 0, nChannels {channels}, bw {bandwidth:.6}/{bandwidth:.6}, type {kind}/PIX, \
                  sameChannels 1"
             ),
         );

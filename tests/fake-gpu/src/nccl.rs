@@ -35,6 +35,8 @@ pub(crate) struct UniqueId([u8; 128]);
 const MARK: u64 = 0x6e63_636c_7475_6e65;
 /// Bytes that a channel's buffers take, towards one peer.
 const CHANNEL_BYTES: u64 = 10 << 20;
+/// What wakes a link.
+const AWAKE_BYTES: u64 = 8 << 20;
 /// ncclSum.
 const SUM: c_int = 0;
 /// Where connections of send and receive are noted, beside those of the algorithms.
@@ -117,7 +119,11 @@ fn join(ranks: usize, id: UniqueId, rank: usize) -> Result<usize, i32> {
     let graph = {
         let mut engine = engine();
         let file = read.text("NCCL_GRAPH_FILE");
-        graph::find(scenario(), file.as_deref(), ranks, gpu, &mut engine.nccl)
+        // Newer releases take the speed of an idle link for its own.
+        let is_asleep = version >= 23_005 && engine.host_bytes < AWAKE_BYTES;
+        let share = if is_asleep { scenario().idle_links } else { 1.0 };
+        let links = if path == Path::Direct { ("NVL", 20.0 * share) } else { ("SYS", 12.0 * share) };
+        graph::find(scenario(), file.as_deref(), (ranks, gpu), links, &mut engine.nccl)
     };
     let graph = graph.map_err(|unusable| fail(nccl::SYSTEM, &unusable.0))?;
     let mut tuning = Tuning::new(version, ranks as u32, path == Path::Direct, |name| read.text(name))
@@ -221,16 +227,6 @@ fn tell_shape(version: i32, tuning: &Tuning) {
         ),
     );
     engine.nccl.note(Subject::INIT, &shape);
-    // No search is made: these lines are there to be read.
-    let (path, bandwidth) = if tuning.is_direct() { ("NVL", 20.0) } else { ("SYS", 12.0) };
-    let found = channels.div_ceil(2);
-    for pattern in [4, 1] {
-        let line = format!(
-            "Pattern {pattern}, crossNic 0, nChannels {found}, bw {bandwidth:.6}/{bandwidth:.6}, type {path}/PIX, \
-             sameChannels 1"
-        );
-        engine.nccl.note(Subject::GRAPH, &line);
-    }
 }
 
 /// Connects ranks the first time, and tells which way the channels of an algorithm go.
@@ -608,8 +604,19 @@ fn issue(shape: Shape, (send, receive): (u64, u64), count: usize, handle: usize,
             engine.nccl.note(Subject::TUNING, &line);
         }
     }
-    let reduction =
-        Reduction { communicator: handle, shape, send, send_bytes, receive, receive_bytes, bytes, ns, choice, lenient };
+    let reduction = Reduction {
+        communicator: handle,
+        shape,
+        send,
+        send_bytes,
+        receive,
+        receive_bytes,
+        bytes,
+        ns,
+        choice,
+        lenient,
+        is_captured,
+    };
     engine.enqueue(stream, Work::Reduce(reduction)).map_err(cuda_trouble)
 }
 

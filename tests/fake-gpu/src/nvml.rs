@@ -178,7 +178,7 @@ exports! {
 
     /// Links exist where GPUs reach each other directly: four each.
     fn nvmlDeviceGetNvLinkState(device: *mut c_void, link: c_uint, state: *mut c_uint) {
-        if scenario().transport == Transport::Shm {
+        if scenario().transport != Transport::P2p {
             return Err(nvml::NOT_SUPPORTED);
         }
         put_number(state, device, c_uint::from(link < 4))
@@ -187,7 +187,7 @@ exports! {
     /// Those links lead into switches without an address, as in a virtual machine.
     fn nvmlDeviceGetNvLinkRemotePciInfo_v2(device: *mut c_void, _link: c_uint, pci: *mut PciInfo) {
         gpu_of(device)?;
-        if scenario().transport == Transport::Shm {
+        if scenario().transport != Transport::P2p {
             return Err(nvml::NOT_SUPPORTED);
         }
         let information = PciInfo {

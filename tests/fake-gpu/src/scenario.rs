@@ -18,6 +18,8 @@ pub enum Transport {
     Shm,
     /// Directly.
     P2p,
+    /// Directly, across the host bridge: where NCCL_P2P_LEVEL allows that, and through host memory otherwise.
+    Bridge,
 }
 
 /// A machine and its faults.
@@ -39,6 +41,9 @@ pub struct Scenario {
     /// NCCL finds no ring here unless a graph file names one, and takes Simple from small messages on. The
     /// GPUs are then of a kind that NCCL demands much of.
     pub misjudged: bool,
+    /// The share of its bandwidth that NCCL sees of a link that was idle, in releases that ask how fast it is
+    /// just now.
+    pub idle_links: f64,
     /// What the GPUs' UUIDs derive from; without it the scenario's folder. Two scenarios with one
     /// name share GPUs, as far as the tool's locks are concerned.
     pub machine: Option<String>,
@@ -56,6 +61,7 @@ impl Default for Scenario {
             noise: 0.01,
             transport: Transport::Shm,
             misjudged: false,
+            idle_links: 1.0,
             machine: None,
             fault: Vec::new(),
         }
@@ -74,6 +80,10 @@ pub enum Kind {
     Die,
     /// A sum is wrong in one bit.
     WrongSum,
+    /// A copy between GPUs is lost.
+    LostCopy,
+    /// Captured and uncaptured collectives of a communicator that overlap go wrong.
+    Overlap,
     /// After a process was killed its GPU keeps memory, or does not answer.
     BusyAfterKill,
     /// Questions to NVML or to the driver never come back.
@@ -232,8 +242,8 @@ impl Fault {
             Kind::ProbeHang => (&[], &["call", "seconds"]),
             Kind::ProbeNotSupported => (&[], &["call"]),
             Kind::OutOfMemory => (&["phase"], &["above_bytes"]),
-            Kind::ShmFull | Kind::Garbage => (&[], &[]),
-            Kind::Frames => (&["effect"], &[]),
+            Kind::ShmFull | Kind::Garbage | Kind::LostCopy => (&[], &[]),
+            Kind::Overlap | Kind::Frames => (&["effect"], &[]),
             Kind::IgnoredVariable => (&["variable"], &[]),
             Kind::Substituted | Kind::Disagree => (
                 &[],
@@ -322,6 +332,9 @@ impl Scenario {
         }
         if !(21_900..30_000).contains(&scenario.nccl_version) {
             return Err(format!("NCCL {}; releases from 2.19 (21900) on are played", scenario.nccl_version));
+        }
+        if !(scenario.idle_links > 0.0 && scenario.idle_links <= 1.0) {
+            return Err(format!("idle links of {}; a share from 0 to 1", scenario.idle_links));
         }
         if !(0.0..0.5).contains(&scenario.noise) {
             return Err(format!("noise of {}; there may be 0 to 0.5", scenario.noise));

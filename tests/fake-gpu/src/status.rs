@@ -7,6 +7,7 @@ pub(crate) mod cuda {
     pub(crate) const NO_DEVICE: i32 = 100;
     pub(crate) const INVALID_DEVICE: i32 = 101;
     pub(crate) const INVALID_CONTEXT: i32 = 201;
+    pub(crate) const PEER_ACCESS_UNSUPPORTED: i32 = 217;
     pub(crate) const INVALID_HANDLE: i32 = 400;
     pub(crate) const ILLEGAL_STATE: i32 = 401;
     pub(crate) const NOT_READY: i32 = 600;
