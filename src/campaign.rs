@@ -66,6 +66,8 @@ pub enum Ending {
     Budget,
     /// The user asked for an orderly stop.
     Interrupt,
+    /// None yet: the strategy waits for what can be made of the search.
+    Paused,
 }
 
 impl Ending {
@@ -75,6 +77,7 @@ impl Ending {
             Self::Complete => "complete",
             Self::Budget => "budget",
             Self::Interrupt => "interrupt",
+            Self::Paused => "paused",
         }
     }
 }
@@ -164,8 +167,13 @@ impl Campaign<'_> {
                     self.journal(journal, clock, evidence, Event::TrialChosen { arms, reason })?;
                 }
                 Want::Drop { arm, reason, detail } => {
-                    self.journal(journal, clock, evidence, Event::FinalistDropped { arm, reason, detail })?;
+                    let event = match evidence.finalists() {
+                        Some(_) => Event::FinalistDropped { arm, reason, detail },
+                        None => Event::ArmDropped { arm, reason, detail },
+                    };
+                    self.journal(journal, clock, evidence, event)?;
                 }
+                Want::Pause => return Ok(Ending::Paused),
                 Want::Done { budget } => {
                     let event =
                         if budget { Event::RunInterrupted { reason: "budget".to_owned() } } else { Event::RunFinished };

@@ -310,7 +310,9 @@ impl Classified for EnvSyntaxError {
                 Some("comments stand on lines of their own, with # in column 0".to_owned())
             }
             EnvProblem::NoEqualsSign { .. } => Some(
-                "docker would take the value from its own environment here, systemd would drop the line".to_owned(),
+                "docker takes a bare name's value from its own environment and refuses a file with any other such line; \
+                 systemd drops it"
+                    .to_owned(),
             ),
             _ => None,
         }

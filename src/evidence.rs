@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use crate::record::{
-    Arm, ArmId, CellMeasurement, Effective, Event, Flag, GatePass, JournalLine, OutcomeKind, OverlapCheck, PassCase,
-    PassKey, PassMeasurement, Phase, Point, PointKey, SetLine, Workload,
+    Arm, ArmId, CellMeasurement, DropReason, Effective, Event, Flag, GatePass, JournalLine, OutcomeKind, OverlapCheck,
+    PassCase, PassKey, PassMeasurement, Phase, Point, PointKey, SetLine, Workload,
 };
 use crate::stats;
 
@@ -84,6 +84,7 @@ pub struct Evidence {
     ended_blocks: Vec<u32>,
     finalists: Option<(Vec<ArmId>, u32, String)>,
     dropped: Vec<(ArmId, String)>,
+    outraced: Vec<(ArmId, DropReason, String)>,
     overlaps: BTreeMap<ArmId, OverlapCheck>,
     set_lines: BTreeMap<u32, Vec<SetLine>>,
     launches: u32,
@@ -155,6 +156,7 @@ impl Evidence {
                 self.finalists = Some((arms.clone(), *launches, reason.clone()));
             }
             Event::FinalistDropped { arm, detail, .. } => self.dropped.push((arm.clone(), detail.clone())),
+            Event::ArmDropped { arm, reason, detail } => self.outraced.push((arm.clone(), *reason, detail.clone())),
             Event::RunResumed { segment, .. } => {
                 self.segments = *segment;
             }
@@ -459,6 +461,11 @@ impl Evidence {
     /// Finalists that left early, with the figures behind it.
     pub fn dropped(&self) -> &[(ArmId, String)] {
         &self.dropped
+    }
+
+    /// Arms that left the race of the search, with the figures behind it.
+    pub fn outraced(&self) -> &[(ArmId, DropReason, String)] {
+        &self.outraced
     }
 
     /// "set by environment" lines of a launch.

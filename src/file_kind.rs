@@ -16,17 +16,25 @@ pub enum FileKind {
     Topology,
     /// Rings and trees that NCCL takes instead of those it would search for.
     Graph,
+    /// What runs for which message: read by this project's tuner plugin, which NCCL must be pointed at, too.
+    TunerTable,
 }
+
+/// The variable by which NCCL finds a tuner plugin.
+pub const PLUGIN_VARIABLE: &str = "NCCL_TUNER_PLUGIN";
+/// The plugin's file, wherever it lies: in a run directory it stands beside the tables.
+pub const PLUGIN_FILE: &str = "libnccltune_tuner.so";
 
 impl FileKind {
     /// All kinds.
-    pub const ALL: [Self; 2] = [Self::Topology, Self::Graph];
+    pub const ALL: [Self; 3] = [Self::Topology, Self::Graph, Self::TunerTable];
 
     /// The name in records, spaces and at the beginning of a file's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Topology => "topology",
             Self::Graph => "graph",
+            Self::TunerTable => "tuner-table",
         }
     }
 
@@ -35,6 +43,7 @@ impl FileKind {
         match self {
             Self::Topology => "topology file",
             Self::Graph => "graph file",
+            Self::TunerTable => "tuner table",
         }
     }
 
@@ -43,6 +52,7 @@ impl FileKind {
         match self {
             Self::Topology => "NCCL_TOPO_FILE",
             Self::Graph => "NCCL_GRAPH_FILE",
+            Self::TunerTable => nccl_abi::table::FILE_VARIABLE,
         }
     }
 
@@ -54,6 +64,15 @@ impl FileKind {
     const fn extension(self) -> &'static str {
         match self {
             Self::Topology | Self::Graph => "xml",
+            Self::TunerTable => "csv",
+        }
+    }
+
+    /// The variable that must be set beside it, and the file of a run directory that it points at.
+    pub const fn companion(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Topology | Self::Graph => None,
+            Self::TunerTable => Some((PLUGIN_VARIABLE, PLUGIN_FILE)),
         }
     }
 
@@ -108,8 +127,11 @@ mod tests {
     }
 
     #[test]
-    fn every_variable_is_one_that_nccl_knows_as_a_file() {
-        for kind in FileKind::ALL {
+    fn every_variable_is_one_that_nccl_or_the_plugin_knows_as_a_file() {
+        let table = FileKind::TunerTable;
+        assert_eq!(table.file_name("0"), format!("{}0{}", nccl_abi::table::FILE_PREFIX, nccl_abi::table::FILE_SUFFIX));
+        assert!(knob::find(PLUGIN_VARIABLE).is_some());
+        for kind in FileKind::ALL.into_iter().filter(|kind| *kind != table) {
             let known = knob::find(kind.variable()).unwrap();
             assert!(matches!(known.values, knob::Values::File), "{}", known.name);
         }

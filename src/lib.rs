@@ -27,6 +27,7 @@ pub mod file_lock;
 pub mod nccl_log;
 pub mod nccl_model;
 pub mod space;
+pub mod tuner_table;
 pub mod wording;
 pub mod workload;
 // 3 tools

@@ -4,7 +4,7 @@
 //! leave combinations out. Values are written for people and come out as NCCL must read them; what
 //! this NCCL cannot read, what a pin already decides and what is risky is left out with a notice.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::path::{Path, PathBuf};
 
 use itertools::Itertools;
@@ -37,10 +37,13 @@ pub const PEER_ACCESS: &str = "peer-access";
 pub const NO_PEER_ACCESS: &str = "NCCL_P2P_LEVEL is left out: peer access was not shown to work here";
 /// Largest file that is read.
 const MAX_BYTES: usize = 1 << 20;
-/// Most combinations that are enumerated, rules or not.
-const MAX_COMBINATIONS: usize = 100_000;
-/// Most arms of a space.
-const MAX_ARMS: usize = 4096;
+/// Longest name of an arm.
+const NAME_CHARACTERS: usize = 200;
+/// Most combinations that are enumerated, rules or not: they are looked at one by one and never held at once.
+const MAX_COMBINATIONS: usize = 4_000_000;
+/// Most arms that a run holds. Of a larger space those with the fewest settings: every setting alone, then
+/// pairs, as far as they go.
+pub const MOST_ARMS: usize = 4096;
 
 /// Variables that have no effect while another has this value: (variable, shadowed by, value).
 const SHADOWED: [(&str, &str, &str); 1] = [("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "1")];
@@ -163,14 +166,21 @@ pub fn parse(text: &str, file: &str) -> Result<Space, SpaceError> {
         if let Some(reason) = conflict(&env) {
             return Err(contradiction(format!("arm {:?}: {reason}", arm.name)));
         }
-        if let Some(kind) = arm.files.keys().find(|kind| env.contains_key(kind.variable())) {
-            let (name, variable) = (&arm.name, kind.variable());
+        let set_too = |kind: &FileKind| set_by(*kind).find(|variable| env.contains_key(*variable));
+        if let Some((kind, variable)) = arm.files.keys().find_map(|kind| Some((kind, set_too(kind)?))) {
+            let name = &arm.name;
             return Err(contradiction(format!("arm {name:?} has a {} and sets {variable} too", kind.words())));
         }
         arm.env = env;
     }
-    if !space.arm.iter().map(|arm| &arm.name).all_unique() {
-        return Err(contradiction("two arms have the same name".to_owned()));
+    if let Some(arm) = space.arm.iter().find(|arm| !is_showable(&arm.name)) {
+        let start: String = arm.name.chars().take(40).collect();
+        return Err(contradiction(format!(
+            "the name of arm {start:?} holds what cannot be shown in a line, or more than {NAME_CHARACTERS} characters"
+        )));
+    }
+    if let Some(arm) = space.arm.iter().duplicates_by(|arm| &arm.name).next() {
+        return Err(contradiction(format!("two arms are named {:?}", arm.name)));
     }
     let axes: BTreeSet<String> = space.axis.iter().map(|axis| axis.variable.clone()).collect();
     for rule in &mut space.rule {
@@ -241,6 +251,8 @@ impl Reader<'_> {
 pub struct Enumeration {
     /// The default first, then named arms, then the grid.
     pub arms: Vec<Arm>,
+    /// Arms of the whole space; more than `arms` where it is too large for one run.
+    pub total: usize,
     /// What was left out and why, in words.
     pub notices: Vec<String>,
 }
@@ -295,7 +307,7 @@ pub fn enumerate(
     for named in &space.arm {
         let mut env = named.env.clone();
         let fixed = env.iter().find(|(variable, value)| pins.get(*variable).is_some_and(|pin| pin != *value));
-        let pointed = named.files.keys().map(|kind| kind.variable()).find(|variable| pins.contains_key(*variable));
+        let pointed = named.files.keys().flat_map(|kind| set_by(*kind)).find(|variable| pins.contains_key(*variable));
         if let Some(variable) = fixed.map(|(variable, _)| variable.as_str()).or(pointed) {
             notices.push(format!("{variable} is fixed: arm {:?} is left out", named.name));
             continue;
@@ -313,14 +325,13 @@ pub fn enumerate(
     }
     let mut left_out: BTreeMap<&str, usize> = BTreeMap::new();
     let mut beside_pins: BTreeMap<String, usize> = BTreeMap::new();
-    let grid: Vec<Vec<(&str, &str)>> = if axes.is_empty() {
-        Vec::new()
-    } else {
-        axes.iter()
-            .map(|(variable, values)| values.iter().map(|value| (*variable, *value)).collect::<Vec<_>>())
-            .multi_cartesian_product()
-            .collect()
-    };
+    // Few settings first, then the order of the file; the last of them goes where there are too many. What is
+    // held is bounded: an arm is named and fingerprinted only once it is known to stay.
+    let room = MOST_ARMS.saturating_sub(arms.len());
+    let mut kept: BinaryHeap<(usize, usize, BTreeMap<String, String>)> = BinaryHeap::new();
+    let mut of_grid = 0_usize;
+    let values = axes.iter().map(|(variable, values)| values.iter().map(move |value| (*variable, *value)));
+    let grid = values.multi_cartesian_product().take(if axes.is_empty() { 0 } else { MAX_COMBINATIONS });
     for combination in grid {
         let broken = space.rule.iter().find(|rule| {
             let holds = |conditions: &BTreeMap<String, RuleCondition>| {
@@ -341,10 +352,18 @@ pub fn enumerate(
             *beside_pins.entry(reason).or_default() += 1;
             continue;
         }
-        if conflict(&env).is_none() {
-            arms.push(arm(&grid_name(&env), env, none()));
+        if env.is_empty() || conflict(&env).is_some() {
+            continue;
+        }
+        of_grid += 1;
+        kept.push((env.len(), of_grid, env));
+        if kept.len() > room {
+            kept.pop();
         }
     }
+    let is_bounded = of_grid > kept.len();
+    let in_order = kept.into_vec().into_iter().sorted_by_key(|(_, position, _)| *position);
+    arms.extend(in_order.map(|(_, _, env)| arm(&grid_name(&env), env, none())));
     for (reason, count) in beside_pins {
         notices.push(format!("{count} combinations left out: {reason}"));
     }
@@ -358,10 +377,18 @@ pub fn enumerate(
     if arms.len() < 2 && !wants_default_only {
         return Err(contradiction(format!("nothing is left to measure beside the default ({})", notices.join("; "))));
     }
-    if arms.len() > MAX_ARMS {
-        return Err(contradiction(format!("{} arms; at most {MAX_ARMS}", arms.len())));
+    if arms.len() > MOST_ARMS {
+        return Err(contradiction(format!("{} named arms; at most {MOST_ARMS} with the default", arms.len() - 1)));
     }
-    Ok(Enumeration { arms, notices: notices.into_iter().unique().collect() })
+    let total = 1 + space.arm.len() + of_grid;
+    if is_bounded {
+        notices.push(format!(
+            "the space has {total} arms: the {} with the fewest settings are in this run, the others are not tried",
+            arms.len()
+        ));
+    }
+    let total = if is_bounded { total } else { arms.len() };
+    Ok(Enumeration { arms, total, notices: notices.into_iter().unique().collect() })
 }
 
 /// Whether this NCCL reads the value as it is meant, and its risk is taken.
@@ -443,6 +470,14 @@ pub fn arm_of(env: BTreeMap<String, String>) -> Arm {
     arm(&name, env, BTreeMap::new())
 }
 
+/// Whether a name stands in a line of a table as it is: nothing that steers a terminal or turns the direction.
+fn is_showable(name: &str) -> bool {
+    let steers = |character: char| {
+        character.is_control() || matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    name.chars().count() <= NAME_CHARACTERS && !name.chars().any(steers)
+}
+
 /// An arm, named by what it sets and by what its files hold: their SHA-256 stands here, never a path, so
 /// that an arm is the same in a run directory that was moved.
 pub fn arm(name: &str, env: BTreeMap<String, String>, files: BTreeMap<FileKind, String>) -> Arm {
@@ -456,13 +491,32 @@ pub fn arm(name: &str, env: BTreeMap<String, String>, files: BTreeMap<FileKind, 
 /// run directory: whoever starts a process puts the directory before it ([`file_in`]).
 pub fn variables(arm: &Arm) -> BTreeMap<String, String> {
     let mut variables = arm.env.clone();
-    variables.extend(arm.files.iter().map(|(kind, sha256)| (kind.variable().to_owned(), kind.file_name(sha256))));
+    for (kind, sha256) in &arm.files {
+        variables.insert(kind.variable().to_owned(), kind.file_name(sha256));
+        variables.extend(kind.companion().map(|(variable, file)| (variable.to_owned(), file.to_owned())));
+    }
     variables
+}
+
+/// The variables that a file of this kind sets.
+fn set_by(kind: FileKind) -> impl Iterator<Item = &'static str> {
+    std::iter::once(kind.variable()).chain(kind.companion().map(|(variable, _)| variable))
+}
+
+/// An arm without its tuner table: what a server runs with that does not find the plugin, which NCCL ignores
+/// in silence. None where it has no table.
+pub fn without_table(arm: &Arm) -> Option<Arm> {
+    let mut files = arm.files.clone();
+    files.remove(&FileKind::TunerTable)?;
+    Some(self::arm(&arm.name, arm.env.clone(), files))
 }
 
 /// The file of a run directory that a variable of [`variables`] points at; none where the value is a value.
 pub fn file_in(directory: &Path, variable: &str, value: &str) -> Option<PathBuf> {
-    FileKind::of_variable(variable)?.sha256_of(value)?;
+    let is_companion = FileKind::ALL.iter().any(|kind| kind.companion() == Some((variable, value)));
+    if !is_companion {
+        FileKind::of_variable(variable)?.sha256_of(value)?;
+    }
     Some(directory.join(value))
 }
 

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::clock::{Clock, Deadline};
 use crate::discovery::{gpus_answer, keep_contexts};
+use crate::file_kind::FileKind;
 use crate::knob::{self, Proof, Way};
 use crate::machine::{Gpu, NcclLibrary, NcclVersion};
 use crate::nccl_log::{self, NcclLog, Symptom};
@@ -114,8 +115,7 @@ impl Budgets {
     /// Fewest and most seconds for a phase.
     const fn bounds_s(phase: WorkPhase) -> (u64, u64) {
         match phase {
-            WorkPhase::Context => (10, 90),
-            WorkPhase::Init => (10, 90),
+            WorkPhase::Context | WorkPhase::Init => (10, 90),
             WorkPhase::Connect => (5, 60),
             WorkPhase::Capture | WorkPhase::Destroy => (5, 30),
             WorkPhase::Check | WorkPhase::Replay => (4, 20),
@@ -492,6 +492,7 @@ impl<'a> Launch<'a> {
             data_seed: self.plan.data_seed,
             largest_bytes,
             buffers: setup.buffers,
+            control_path: None,
         };
         let orders: Vec<Order> = (0..self.ranks).map(hello).collect();
         let answers = self.step(|rank| orders[rank].clone(), seconds(largest_bytes as f64 / SLOWEST_BYTES_PER_S))?;
@@ -741,8 +742,12 @@ impl<'a> Launch<'a> {
                 .map_or(Proof::SetByEnvironment, |route| route.proof);
             // A living worker's variables are read at every communicator; the others once a process.
             let living = !self.plan.environment.contains_key(name);
+            let table = FileKind::TunerTable.sha256_of(value).filter(|_| name == FileKind::TunerTable.variable());
             let proven = self.logs.iter().enumerate().all(|(rank, log)| {
                 let log = if living && rank == 0 { own } else { log };
+                if let Some(sha256) = table {
+                    return log.read_table(sha256);
+                }
                 log.proves(name, proof, &reading).unwrap_or(true)
             });
             if !proven {

@@ -8,6 +8,7 @@
 //! safe.
 
 mod mixing;
+mod table;
 mod trial;
 
 use std::collections::BTreeMap;
@@ -105,20 +106,8 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
     vetoed.extend(vetoes(manifest, context, evidence, &candidates));
     vetoed.truncate(MOST_VETOES);
 
-    let env_of = |arm: Option<&Arm>| {
-        let mut env = pins(manifest, true);
-        env.extend(evidence.repairs().iter().map(|(variable, value, _)| (variable.clone(), value.clone())));
-        env.extend(arm.into_iter().flat_map(|arm| arm.env.clone()));
-        env
-    };
-    let answer = |profile: &str, arm: &Arm| Answer {
-        profile: profile.to_owned(),
-        kind: if arm.files.is_empty() { AnswerKind::Env } else { AnswerKind::EnvFile },
-        env: env_of(Some(arm)),
-        files: file_names(arm),
-        table: None,
-        server_args: Vec::new(),
-    };
+    let env_of = |arm: Option<&Arm>| env_of(manifest, evidence, arm);
+    let answer = |profile: &str, arm: &Arm| answer(manifest, evidence, profile, arm);
     let mut answers: Vec<Answer> = balanced.map(|balanced| answer("balanced", balanced.arm)).into_iter().collect();
     for (profile, arm) in judged.iter().flat_map(|judged| &judged.profiles) {
         // A profile is an answer of its own only where it disagrees with the balanced one.
@@ -128,11 +117,20 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
             answers.push(answer(profile, arm));
         }
     }
+    let fell: Vec<&ArmId> = judged.iter().flat_map(|judged| &judged.vetoed).map(|veto| &veto.arm).collect();
+    let plain = without_plugin(candidates.iter().filter(adoptable), &fell).map(|arm| answer("balanced", arm));
+    // Beside an answer with a table, the best that needs no plugin.
+    let has_table = answers.iter().any(|answer| answer.table.is_some());
+    answers.extend(plain.filter(|plain| has_table && !answers.contains(plain)));
     let verdict_for = |point: &Point| point_verdict(manifest, context, evidence, best, point);
     let points: Vec<PointVerdict> = manifest.workload.points.iter().map(verdict_for).collect();
     let guard: Vec<PointVerdict> = manifest.workload.guard.iter().map(verdict_for).collect();
-    let cells =
-        (context.arms.len() * context.points.len()) as u32 * GRID_LAUNCHES + evidence_final_cells(context, evidence);
+    // A space that one run cannot hold is counted whole.
+    let arms = manifest.space_arms.unwrap_or(context.arms.len() as u32);
+    let cells = arms
+        .saturating_mul(context.points.len() as u32)
+        .saturating_mul(GRID_LAUNCHES)
+        .saturating_add(evidence_final_cells(context, evidence));
     Choice {
         format: FORMAT,
         verdict,
@@ -165,12 +163,18 @@ pub fn judge(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, 
         },
         memory: winner.map_or_else(Memory::default, |winner| memory(manifest, context, evidence, winner.arm)),
         repairs: repairs(evidence),
-        warnings: winner.and_then(|winner| mixing::warning(manifest, evidence, winner.arm)).into_iter().collect(),
+        warnings: winner
+            .into_iter()
+            .flat_map(|winner| {
+                let table = table::warnings(manifest, context, winner.arm);
+                mixing::warning(manifest, evidence, winner.arm).into_iter().chain(table)
+            })
+            .collect(),
         peer_access: manifest.peer_access.clone(),
         cold_and_warm: manifest.cold_and_warm.clone(),
         fingerprint: manifest.fingerprint.combined.clone(),
         search: SearchSummary {
-            arms: context.arms.len() as u32,
+            arms,
             measured_cells: evidence.measured_cells(),
             full_grid_cells: cells,
             wall_s: facts.wall_s,
@@ -214,6 +218,42 @@ fn misjudged(manifest: &Manifest, winner: Option<&Candidate<'_>>) -> Option<Stri
         }
     };
     Some(format!("{why}; a graph file sets that right, and {cost}"))
+}
+
+/// What an arm's answer sets: explicit pins, repairs, the arm's own.
+fn env_of(manifest: &Manifest, evidence: &Evidence, arm: Option<&Arm>) -> BTreeMap<String, String> {
+    let mut env = pins(manifest, true);
+    env.extend(evidence.repairs().iter().map(|(variable, value, _)| (variable.clone(), value.clone())));
+    env.extend(arm.into_iter().flat_map(|arm| arm.env.clone()));
+    env
+}
+
+/// An arm as it is deployed.
+fn answer(manifest: &Manifest, evidence: &Evidence, profile: &str, arm: &Arm) -> Answer {
+    let table = arm.files.get(&FileKind::TunerTable);
+    Answer {
+        profile: profile.to_owned(),
+        kind: match (arm.files.is_empty(), table) {
+            (true, _) => AnswerKind::Env,
+            (false, Some(_)) => AnswerKind::EnvTable,
+            (false, None) => AnswerKind::EnvFile,
+        },
+        env: env_of(manifest, evidence, Some(arm)),
+        files: file_names(arm),
+        table: table.map(|sha256| FileKind::TunerTable.file_name(sha256)),
+        server_args: Vec::new(),
+    }
+}
+
+/// The best of adoptable arms that sets variables alone, and did not fall in the trial.
+fn without_plugin<'a, 'b>(adoptable: impl Iterator<Item = &'b Candidate<'a>>, fell: &[&ArmId]) -> Option<&'a Arm>
+where
+    'a: 'b,
+{
+    adoptable
+        .filter(|candidate| candidate.arm.files.is_empty() && !fell.contains(&&candidate.arm.id))
+        .min_by(|left, right| left.objective.ratio.total_cmp(&right.objective.ratio))
+        .map(|best| best.arm)
 }
 
 /// An arm's files by their names in the run directory.
@@ -304,7 +344,8 @@ fn candidate<'a>(
     let veto = veto
         .or_else(|| memory_veto(manifest, context, evidence, arm))
         .or_else(|| unread_file_veto(context, evidence, arm))
-        .or_else(|| mixing::veto(manifest, evidence, arm));
+        .or_else(|| mixing::veto(manifest, evidence, arm))
+        .or_else(|| table::veto(manifest, context, evidence, arm));
     let unsafe_points = points.iter().filter(|(_, estimate)| estimate.high > limit).map(|(point, _)| *point).collect();
     Some(Candidate { arm, objective, points, veto, unsafe_points })
 }

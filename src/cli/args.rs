@@ -8,11 +8,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use crate::collective::{Collective, DataType, Placement};
 use crate::emit::EmitAs;
 use crate::engine::{Engine, EngineVersion};
-use crate::flow::{PeerAccess, RepairGraph};
+use crate::flow::{PeerAccess, RepairGraph, TableWish};
 use crate::machine::NcclVersion;
 use crate::nccl_model;
 use crate::record::{BufferKind, Profile};
 use crate::report::{Format, ReportFormat};
+use crate::search::{EXHAUSTIVE, RACING};
 use crate::units::{format_size, nearest_name, parse_fraction, parse_size};
 
 /// From a model's config and this machine to the NCCL settings its inference server should start
@@ -134,6 +135,23 @@ impl RepairGraphArg {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum TablesArg {
+    /// Where the tuner plugin is there, NCCL loads it, and a table is expected to do better than variables alone.
+    Auto,
+    /// Not at all.
+    Never,
+}
+
+impl TablesArg {
+    pub(super) const fn wish(self) -> TableWish {
+        match self {
+            Self::Auto => TableWish::Auto,
+            Self::Never => TableWish::Never,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum PeerAccessArg {
     /// Where the space asks for it and nothing speaks against it (`nccltune doctor` tells what would).
     Auto,
@@ -155,8 +173,19 @@ impl PeerAccessArg {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum StrategyArg {
+    /// Few launches for arms that are lost, more for those that may win.
+    Racing,
     /// Every arm in every block.
     Exhaustive,
+}
+
+impl StrategyArg {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Racing => RACING,
+            Self::Exhaustive => EXHAUSTIVE,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Args)]
@@ -327,6 +356,10 @@ pub(super) struct TuneArgs {
     #[arg(long, value_name = "PATH", env = "NCCLTUNE_NCCL_LIB", help_heading = "Machine")]
     pub(super) nccl_lib: Option<PathBuf>,
 
+    /// The tuner plugin that reads tables [default: the one beside this program, in deps/ or ../lib/nccltune].
+    #[arg(long, value_name = "PATH", env = "NCCLTUNE_PLUGIN", help_heading = "Machine")]
+    pub(super) plugin: Option<PathBuf>,
+
     /// Fix a variable in every arm, the default included; repeatable.
     #[arg(long = "pin", value_name = "NAME=VALUE", help_heading = "Machine")]
     pub(super) pins: Vec<String>,
@@ -347,9 +380,9 @@ pub(super) struct TuneArgs {
     #[arg(long, value_name = "NAME|FILE", env = "NCCLTUNE_SPACE", help_heading = "Search")]
     pub(super) space: Option<String>,
 
-    /// How the space is searched.
-    #[arg(long, value_enum, default_value_t = StrategyArg::Exhaustive, help_heading = "Search")]
-    pub(super) strategy: StrategyArg,
+    /// How the space is searched [default: exhaustive].
+    #[arg(long, value_enum, help_heading = "Search")]
+    pub(super) strategy: Option<StrategyArg>,
 
     /// Take a risk by name: unverified-platform, unsafe-mixing, hang-prone; repeatable.
     #[arg(
@@ -363,6 +396,10 @@ pub(super) struct TuneArgs {
     /// Try a graph file that sets NCCL right where it misjudges the links (NCCL_GRAPH_FILE).
     #[arg(long, value_enum, default_value_t = RepairGraphArg::Auto, help_heading = "Search")]
     pub(super) repair_graph: RepairGraphArg,
+
+    /// Whether tuner tables are made, which say by size what NCCL runs.
+    #[arg(long, value_enum, default_value_t = TablesArg::Auto, help_heading = "Search")]
+    pub(super) tables: TablesArg,
 
     /// Whether peer access across the host bridge is tested, before NCCL_P2P_LEVEL is tried.
     #[arg(long, value_enum, default_value_t = PeerAccessArg::Auto, value_name = "WHEN", help_heading = "Search")]

@@ -10,7 +10,7 @@ use super::args::{
     BackendArg, Cli, Command, CompletionsArgs, DoctorArgs, EmitArgs, ExplainArgs, ImportArgs, LintArgs, ManArgs,
     PlacementArg, ReportArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs, WorkloadCommandArgs,
 };
-use super::args::{BuffersArg, ProfileArg};
+use super::args::{BuffersArg, ProfileArg, StrategyArg};
 use super::environment;
 use super::printer::Printer;
 use super::progress::Progress;
@@ -30,6 +30,7 @@ use crate::report::{
     Format, Run, checks_table, explanation, files_text, findings_table, import_document, points_table, summary_csv,
     to_json, verdict,
 };
+use crate::search::RACING;
 use crate::units::{format_seconds, group_thousands};
 use crate::workload::Layout;
 
@@ -78,6 +79,7 @@ fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Resul
         recorded: args.recorded.clone(),
         workload: wish(&args.workload),
         space: args.space.clone(),
+        strategy: args.strategy.map(StrategyArg::name),
         time_budget_s: args.time_budget,
         min_gain: args.min_gain,
         max_regression: args.max_regression,
@@ -90,6 +92,8 @@ fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Resul
         keep_environment: args.keep_env.clone(),
         allow_risk: args.allow_risk.clone(),
         repair_graph: args.repair_graph.wish(),
+        tables: args.tables.wish(),
+        plugin: args.plugin.clone(),
         nccl_lib: args.nccl_lib.clone(),
         devices: args.devices.clone(),
         seed: args.seed,
@@ -240,13 +244,24 @@ fn plan_text(plan: &Plan, format: Format) -> Result<String, Failure> {
         ),
     );
     line("space", &format!("{}: {} arms with the default", manifest.space.name, manifest.arms.len()));
-    line(
-        "search",
-        &format!(
-            "{} blocks of {} launches, {} cells",
-            manifest.settings.search_blocks, plan.launches_per_block, plan.search_cells
-        ),
-    );
+    let races = manifest.settings.strategy == RACING;
+    if races {
+        line(
+            "search",
+            &format!(
+                "racing, {} launches in the first block, about {} cells at most",
+                plan.launches_per_block, plan.search_cells
+            ),
+        );
+    } else {
+        line(
+            "search",
+            &format!(
+                "{} blocks of {} launches, {} cells",
+                manifest.settings.search_blocks, plan.launches_per_block, plan.search_cells
+            ),
+        );
+    }
     for (phase, points) in [("point", &manifest.workload.points), ("guard", &manifest.workload.guard)] {
         for point in points.iter().filter(|point| point.measured) {
             let bytes = group_thousands(point.bytes);
@@ -270,8 +285,8 @@ fn plan_text(plan: &Plan, format: Format) -> Result<String, Failure> {
     // Seen on two H200: 2 s a launch, and per cell its timed replays beside what preparing and checking
     // a message of its size takes.
     let finals = f64::from(manifest.settings.finalists + 1) * 12.0;
-    let launches = plan.launches_per_block as f64 * f64::from(manifest.settings.search_blocks) + finals;
-    let arms = manifest.arms.len() as f64 * f64::from(manifest.settings.search_blocks) + finals;
+    let launches = plan.launches_per_block as f64 * plan.search_blocks + finals;
+    let arms = plan.search_arm_launches as f64 + finals;
     let trial = plan.trial.as_ref().map_or(0.0, |trial| {
         f64::from(trial.launches * (trial.finalists + 1)) * (2.0 + 1.5 * trial.cases.len() as f64)
     });

@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write};
 use anstyle::{AnsiColor, Style};
 
 use super::args::{ColorChoice, OutputArgs};
+use crate::wording::printable;
 
 /// Who prints what.
 #[derive(Debug, Clone)]
@@ -90,6 +91,11 @@ impl Printer {
         let style = Style::new().bold().fg_color(Some(color.into()));
         let mut stderr = anstream::stderr().lock();
         // The word says it all; colour only helps the eye. Nobody is left to tell on failure.
-        let _ = writeln!(stderr, "{style}{word}{style:#}: {text}");
+        let _ = writeln!(stderr, "{style}{word}{style:#}: {}", harmless(text));
     }
+}
+
+/// Text for a terminal, line breaks and all: what comes from files may neither move the cursor nor turn the direction.
+fn harmless(text: &str) -> String {
+    text.split('\n').map(|line| printable(line, usize::MAX)).collect::<Vec<_>>().join("\n")
 }

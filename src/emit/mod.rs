@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::env_syntax::{self, Dialect, EnvLine, EnvWriteError};
 use crate::error_kind::{Classified, ErrorKind};
-use crate::file_kind::FileKind;
+use crate::file_kind::{FileKind, PLUGIN_FILE};
 use crate::knob;
 use crate::machine::NcclVersion;
 use crate::record::{Answer, Choice, Manifest, Origin, VerdictKind};
@@ -31,11 +31,13 @@ pub enum EmitAs {
     Systemd,
     /// A shell snippet that takes the variables back.
     Revert,
+    /// The tuner table itself.
+    TunerTable,
 }
 
 impl EmitAs {
     /// All forms.
-    pub const ALL: [Self; 5] = [Self::Env, Self::Shell, Self::Docker, Self::Systemd, Self::Revert];
+    pub const ALL: [Self; 6] = [Self::Env, Self::Shell, Self::Docker, Self::Systemd, Self::Revert, Self::TunerTable];
     /// Those that a run directory holds.
     pub const KEPT: [Self; 2] = [Self::Env, Self::Shell];
 
@@ -47,6 +49,7 @@ impl EmitAs {
             Self::Docker => "docker",
             Self::Systemd => "systemd",
             Self::Revert => "revert",
+            Self::TunerTable => "tuner-table",
         }
     }
 
@@ -58,12 +61,14 @@ impl EmitAs {
             Self::Docker => "tuned.docker.env",
             Self::Systemd => "nccltune.conf",
             Self::Revert => "revert.sh",
+            Self::TunerTable => "tuner-table.csv",
         }
     }
 
     const fn dialect(self) -> Dialect {
         match self {
-            Self::Env => Dialect::EnvFile,
+            // A table sets no variables: it is told as it stands in the run directory, and not by `render`.
+            Self::Env | Self::TunerTable => Dialect::EnvFile,
             Self::Shell => Dialect::Shell,
             Self::Docker => Dialect::Docker,
             Self::Systemd => Dialect::SystemdUnit,
@@ -89,9 +94,10 @@ impl EmitAs {
                  and restart NAME."
             }
             Self::Revert => {
-                "For `. ./revert.sh` in a POSIX shell: unsets what tuned.sh sets, and nothing else. With docker, \
-                 compose and systemd, leave the file out."
+                "For `. ./revert.sh` in a POSIX shell: unsets what tuned.sh sets beside your own pins. With docker, compose \
+                 and systemd, leave the file out."
             }
+            Self::TunerTable => "For the tuner plugin of nccltune.",
         }
     }
 }
@@ -109,6 +115,14 @@ pub enum EmitError {
         choice: String,
         /// The manifest's fingerprint, clipped.
         manifest: String,
+    },
+    /// The answer sets what the run never measured.
+    #[error("the answer sets {variable}={value}, which is in no arm of the run: choice.json was changed")]
+    Foreign {
+        /// The variable, clipped.
+        variable: String,
+        /// Its value, clipped.
+        value: String,
     },
     /// The answer would undo a pin that every measurement held under.
     #[error(
@@ -171,6 +185,7 @@ impl Classified for EmitError {
         match self {
             Self::Write(error) => error.kind(),
             Self::DifferentRuns { .. }
+            | Self::Foreign { .. }
             | Self::PinContradicted { .. }
             | Self::Path { .. }
             | Self::FileName { .. }
@@ -182,6 +197,7 @@ impl Classified for EmitError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Write(error) => error.hint(),
+            Self::Foreign { .. } => Some("run `nccltune tune` again, or take back what was edited".to_owned()),
             Self::DifferentRuns { .. } => Some("name one run directory, and leave the files in it together".to_owned()),
             Self::HarmsOthers { .. } => {
                 Some("run `nccltune tune` again: this version leaves such arms out on that release".to_owned())
@@ -220,10 +236,23 @@ pub fn render(
     // What stands beside the environment has its share in the gain; a file has a variable of its own.
     let lonely = |answer: &Answer| answer.table.is_none() && answer.server_args.is_empty();
     let alone = variables.iter().filter(|variable| !variable.pinned).count() == 1 && held(choice).all(lonely);
+    let reads_tables =
+        |name: &str| FileKind::ALL.iter().any(|kind| kind.companion().is_some_and(|(own, _)| own == name));
     for variable in variables {
+        if form == EmitAs::Revert && variable.pinned {
+            // It was the user's before there was a run.
+            lines.push(comment(&format!("{} was pinned, and stays.", variable.name)));
+            continue;
+        }
         if form != EmitAs::Revert {
             lines.push(comment(""));
-            lines.push(comment(&explanation(choice, &variable, alone, effect_of)));
+            let told = if reads_tables(&variable.name) && !variable.pinned {
+                "NCCL_TUNER_PLUGIN: what reads the table; where NCCL does not find it, it says nothing and chooses itself"
+                    .to_owned()
+            } else {
+                explanation(choice, &variable, alone, effect_of)
+            };
+            lines.push(comment(&told));
         }
         lines.push(EnvLine::Variable { name: variable.name, value: variable.value });
     }
@@ -260,6 +289,12 @@ fn variables(
             None if misread_as_number(value) => {
                 return Err(EmitError::NotPlainDecimal { variable: name.clone(), value: value.clone() });
             }
+            None if !is_of_run(manifest, name, value) => {
+                return Err(EmitError::Foreign {
+                    variable: wording::printable(name, 80),
+                    value: wording::printable(value, 80),
+                });
+            }
             None => variables.push(Variable { name: name.clone(), value: value.clone(), pinned: false }),
             Some(pin) if pin.value != *value => {
                 return Err(EmitError::PinContradicted {
@@ -277,9 +312,29 @@ fn variables(
             return Err(EmitError::PinContradicted { variable: name, pinned: pin.value.clone(), chosen: value });
         }
         variables.push(Variable { name, value, pinned: false });
+        if let Some((name, file)) = kind.companion() {
+            let value = sayable(*kind, &directory.join(file), dialect)?;
+            if let Some(pin) = pins().find(|pin| pin.variable == name) {
+                return Err(EmitError::PinContradicted {
+                    variable: name.to_owned(),
+                    pinned: pin.value.clone(),
+                    chosen: value,
+                });
+            }
+            variables.push(Variable { name: name.to_owned(), value, pinned: false });
+        }
     }
     variables.extend(pins().map(|pin| Variable { name: pin.variable.clone(), value: pin.value.clone(), pinned: true }));
     Ok(variables)
+}
+
+/// Whether the run knew a variable with this value: from an arm or a pin, or as a repair that came later.
+fn is_of_run(manifest: &Manifest, name: &str, value: &str) -> bool {
+    let made = manifest.tables.iter().flat_map(|tables| &tables.arms);
+    let of_arms = manifest.arms.iter().chain(made).filter_map(|arm| arm.env.get(name));
+    let of_pins = manifest.pins.iter().filter(|pin| pin.variable == name).map(|pin| &pin.value);
+    let mut known = of_arms.chain(of_pins).peekable();
+    if known.peek().is_none() { knob::find(name).is_some() } else { known.any(|one| one == value) }
 }
 
 /// Where a file of the answer lies. NCCL looks from wherever the server starts, so the path is whole.
@@ -287,7 +342,11 @@ fn path_of(kind: FileKind, name: &str, directory: &Path, dialect: Dialect) -> Re
     if kind.sha256_of(name).is_none() {
         return Err(EmitError::FileName { kind, name: wording::printable(name, 80) });
     }
-    let path = directory.join(name);
+    sayable(kind, &directory.join(name), dialect)
+}
+
+/// A path as a dialect can say it.
+fn sayable(kind: FileKind, path: &Path, dialect: Dialect) -> Result<String, EmitError> {
     let text = path.to_string_lossy();
     let bad = if path.to_str().is_none() { Some('\u{fffd}') } else { env_syntax::unsayable(dialect, &text) };
     match bad {
@@ -361,9 +420,15 @@ fn companions(choice: &Choice, directory: &Path) -> Vec<String> {
             )
         })
         .collect();
+    if choice.files.contains_key(&FileKind::TunerTable) {
+        companions.push(format!(
+            "the tuner plugin {PLUGIN_FILE}, at the same path; NCCL_DEBUG=INFO shows \"TUNER/nccltune: table\" for each \
+             communicator that reads the table, and nothing where the plugin is not found"
+        ));
+    }
     for answer in held(choice) {
         let profile = &answer.profile;
-        if let Some(table) = &answer.table {
+        if let Some(table) = answer.table.as_ref().filter(|table| !answer.files.values().any(|file| file == *table)) {
             companions.push(format!("the tuner table {table} (profile {profile})"));
         }
         if !answer.server_args.is_empty() {
@@ -456,6 +521,12 @@ mod tests {
         for form in EmitAs::ALL {
             let text = render(&choice, &manifest, Path::new(RUN), form, &effects).unwrap();
             let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#') && *line != "[Service]").collect();
+            if form == EmitAs::Revert {
+                // What the user had pinned before stays.
+                assert!(text.contains("# NCCL_P2P_DISABLE was pinned, and stays."), "{text}");
+                assert_eq!(lines.len() + 1, names.len(), "{text}");
+                continue;
+            }
             assert_eq!(lines.len(), names.len(), "{form:?}:\n{text}");
             assert!(lines.iter().zip(&names).all(|(line, name)| line.contains(name)), "{form:?}:\n{text}");
         }

@@ -8,7 +8,7 @@
 
 use crate::units::nearest_name;
 
-use super::{Dialect, MAX_BYTES, MAX_LINES, is_name, read_env_lines, unsayable};
+use super::{Dialect, EnvProblem, MAX_BYTES, MAX_LINES, is_name, read_env_lines, unsayable};
 
 mod shell;
 mod systemd;
@@ -113,6 +113,8 @@ pub struct Assignment {
     pub value: Option<String>,
     /// Variables of one scope reach the same process: a service, a container, a command.
     pub scope: usize,
+    /// Whether the process starts from an empty environment: a container sees nothing of what a script exports.
+    pub is_alone: bool,
 }
 
 /// Something a consumer makes of a line that its author cannot have meant.
@@ -162,7 +164,11 @@ impl Source {
     }
 
     fn set(&mut self, line: usize, name: &str, value: Option<String>, scope: usize) {
-        self.assignments.push(Assignment { line, name: name.to_owned(), value, scope });
+        self.assignments.push(Assignment { line, name: name.to_owned(), value, scope, is_alone: false });
+    }
+
+    fn set_in_container(&mut self, line: usize, name: &str, value: Option<String>, scope: usize) {
+        self.assignments.push(Assignment { line, name: name.to_owned(), value, scope, is_alone: true });
     }
 
     fn error(&mut self, line: usize, variable: Option<&str>, message: impl Into<String>, suggestion: Option<String>) {
@@ -191,7 +197,10 @@ fn env_file(text: &str) -> Source {
             Ok((line, name, value)) => source.set(line, &name, Some(value), 0),
             Err(error) => {
                 let content = lines.get(error.line - 1).copied().unwrap_or_default();
-                if concerns_nccl(content) {
+                // A line that is no assignment at all may cost the whole file, whatever it is about.
+                let is_no_assignment =
+                    matches!(error.problem, EnvProblem::NoEqualsSign { .. }) && !is_name(content.trim());
+                if concerns_nccl(content) || is_no_assignment {
                     let name =
                         content.trim().trim_start_matches("export ").split('=').next().unwrap_or_default().trim();
                     let variable = is_name(name).then_some(name);

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::error_kind::{ErrorKind, Failure};
 use crate::journal::JOURNAL_FILE;
 use crate::record::FORMAT;
+use crate::wording::printable;
 
 /// File names in a run directory.
 pub(super) const MANIFEST_FILE: &str = "manifest.json";
@@ -20,6 +21,10 @@ pub(super) const LOGS_FOLDER: &str = "logs";
 pub(super) const MACHINE_FILE: &str = "machine.toml";
 /// Largest manifest or choice that is read.
 const MAX_BYTES: u64 = 64 * 1024 * 1024;
+/// Of what a reader says of a record: it quotes the record.
+const ERROR_CHARACTERS: usize = 500;
+/// What a run is read from, and its answer.
+const OF_A_RUN: [&str; 6] = [MANIFEST_FILE, JOURNAL_FILE, CHOICE_FILE, MACHINE_FILE, "tuned.env", "tuned.sh"];
 
 /// Makes a directory for a new run, or refuses one that holds something. Tells whether it had to be
 /// made.
@@ -74,22 +79,27 @@ pub(super) fn default_path(created: &str, identity: &str) -> PathBuf {
 
 /// Writes a whole file or none.
 pub(super) fn write(directory: &Path, name: &str, text: &str) -> Result<(), Failure> {
-    write_for(directory, name, text, 0o644)
+    write_for(directory, name, text.as_bytes(), 0o644)
 }
 
 /// The same for a file that nobody is to change any more.
 pub(super) fn write_for_good(directory: &Path, name: &str, text: &str) -> Result<(), Failure> {
-    write_for(directory, name, text, 0o444)
+    write_for(directory, name, text.as_bytes(), 0o444)
 }
 
-fn write_for(directory: &Path, name: &str, text: &str, mode: u32) -> Result<(), Failure> {
+/// The same for what is no text.
+pub(super) fn write_bytes_for_good(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), Failure> {
+    write_for(directory, name, bytes, 0o444)
+}
+
+fn write_for(directory: &Path, name: &str, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let target = directory.join(name);
     let failed = |error: std::io::Error| {
         Failure::new(ErrorKind::Stopped, format!("could not write {}: {error}", target.display()))
             .with_hint("free some space, then go on with --resume: the journal is complete")
     };
     let mut file = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
-    file.write_all(text.as_bytes()).map_err(failed)?;
+    file.write_all(bytes).map_err(failed)?;
     file.as_file().sync_all().map_err(failed)?;
     // Temporary files are private; results are for everybody who may read the folder.
     let readable = std::os::unix::fs::PermissionsExt::from_mode(mode);
@@ -108,6 +118,14 @@ pub fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
+    // A file takes the place of what stood there: of a device, or of a link, that would be a surprise.
+    if fs_err::symlink_metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(usage(format!("{} is there already, and is no regular file", path.display()))
+            .with_hint("name another place, or leave it away and let the shell redirect"));
+    }
+    if OF_A_RUN.contains(&name) && folder.join(MANIFEST_FILE).exists() {
+        return Err(usage(format!("{} is a part of a run, which nothing overwrites", path.display())));
+    }
     // Nothing of a run is at stake here: a place that cannot be written is the user's to change.
     write(folder, name, text).map_err(|failure| usage(failure.to_string()))
 }
@@ -119,7 +137,9 @@ pub(super) fn read<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<
     let text = super::workload::read_bounded(&path, MAX_BYTES).map_err(|error| {
         unreadable(error.to_string()).with_hint("a run directory holds manifest.json and run.jsonl")
     })?;
-    let parse_error = |error: serde_json::Error| unreadable(format!("{}: {error}", path.display()));
+    let parse_error = |error: serde_json::Error| {
+        unreadable(format!("{}: {}", path.display(), printable(&error.to_string(), ERROR_CHARACTERS)))
+    };
     let Head { format } = serde_json::from_str(&text).map_err(parse_error)?;
     if format > FORMAT {
         // Told before fields are missed that only the newer version knows.

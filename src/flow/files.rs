@@ -10,6 +10,7 @@ use crate::canonical::Fingerprint;
 use crate::error_kind::{ErrorKind, Failure};
 use crate::file_kind::FileKind;
 use crate::record::{Arm, Space};
+use crate::tuner_table::Table;
 
 /// Largest file of an arm: the topology of a machine with sixteen GPUs takes some tens of kilobytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -36,6 +37,12 @@ impl RunFiles {
     /// The names.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
+    }
+
+    /// The tuner table of an arm, where it has one.
+    pub(super) fn table_of(&self, arm: &Arm) -> Option<Table> {
+        let name = FileKind::TunerTable.file_name(arm.files.get(&FileKind::TunerTable)?);
+        Table::parse(self.0.get(&name)?.as_bytes()).ok()
     }
 
     /// Reads the files of a space's named arms. Returns the space with each file's SHA-256 in the place of
@@ -131,6 +138,10 @@ fn plausible(kind: FileKind, text: String) -> Result<String, String> {
             Err("it does not begin like XML".to_owned())
         }
         FileKind::Topology | FileKind::Graph => Ok(text),
+        FileKind::TunerTable => match Table::parse(text.as_bytes()) {
+            Ok(_) => Ok(text),
+            Err(error) => Err(error.to_string()),
+        },
     }
 }
 

@@ -442,7 +442,10 @@ impl Run {
             recorded: None,
             imported_files: self.files.clone(),
             misjudged: None,
+            tables: None,
+            makes_tables: false,
             peer_access: None,
+            space_arms: None,
             cold_and_warm: None,
             gate: None,
         })

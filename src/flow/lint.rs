@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::env_syntax::MAX_BYTES;
 use crate::env_syntax::source::Consumer;
 use crate::error_kind::{ErrorKind, Failure};
-use crate::lint::{Circumstances, lint as look, unreadable};
+use crate::lint::{Circumstances, lint as look, lint_table, unreadable};
 use crate::machine::NcclVersion;
 use crate::record::{FORMAT, LintReport};
 
@@ -43,6 +43,10 @@ pub fn lint(request: &LintRequest) -> Result<LintReport, Failure> {
     for path in &request.files {
         let name = path.display().to_string();
         match contents(path) {
+            // Who names no consumer means what the name says: no reader of variables takes such files.
+            Ok(text) if consumer.is_none() && path.extension().is_some_and(|extension| extension == "csv") => {
+                findings.extend(lint_table(&name, &text));
+            }
             Ok(text) => {
                 let consumer = consumer.unwrap_or_else(|| Consumer::guess(&name, &text));
                 findings.extend(look(&name, &text, consumer, circumstances));

@@ -84,7 +84,8 @@ pub(super) struct Repaired {
 impl Case<'_> {
     /// Whether there is anything to look at: a file that is in force already is the user's own answer.
     pub(super) fn is_open(&self) -> bool {
-        let is_pinned = FileKind::ALL.iter().any(|kind| self.pins.contains_key(kind.variable()));
+        let is_pinned =
+            [FileKind::Topology, FileKind::Graph].iter().any(|kind| self.pins.contains_key(kind.variable()));
         self.wish != RepairGraph::Never && !is_pinned && self.gpus.len() > 1
     }
 

@@ -13,9 +13,11 @@ mod live;
 mod misjudged;
 mod overlap;
 mod peer;
+mod plugin;
 mod quarantine;
 pub mod report;
 mod summary;
+mod tables;
 pub mod tune;
 pub mod workload;
 
@@ -24,6 +26,7 @@ pub use environment::PinError;
 pub use facts::{BackendChoice, MachineFacts};
 pub use misjudged::RepairGraph;
 pub use peer::PeerAccess;
+pub use tables::TableWish;
 
 use crate::campaign::News;
 

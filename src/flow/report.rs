@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::directory::{self, CHOICE_FILE, MANIFEST_FILE};
+use super::tables::whole;
 use crate::error_kind::Failure;
 use crate::evidence::Evidence;
 use crate::journal;
@@ -11,7 +12,7 @@ use crate::report::{ReportError, ReportFormat, Run, run_report};
 
 /// Tells a run directory in a format. Nothing in it is changed.
 pub fn report(run: &Path, format: ReportFormat, width: Option<u16>) -> Result<String, Failure> {
-    let manifest: Manifest = directory::read(run, MANIFEST_FILE)?;
+    let manifest: Manifest = whole(directory::read(run, MANIFEST_FILE)?);
     let choice: Option<Choice> =
         run.join(CHOICE_FILE).exists().then(|| directory::read(run, CHOICE_FILE)).transpose()?;
     let lines = journal::read(run)?;

@@ -19,6 +19,7 @@ use super::peer::PeerAccess;
 use super::quarantine::{Failed, Memory, left_out_before};
 use super::report::page;
 use super::summary::summary;
+use super::tables::{self, TableWish, Tables, whole};
 use super::workload::{WorkloadWish, read_bounded, trial_shape, workload};
 use super::{Listener, Update};
 use crate::backend::nccl::{NcclBackend, NcclSetup};
@@ -46,9 +47,10 @@ use crate::record::{
     VerdictKind, Workload,
 };
 use crate::report::summary_csv;
-use crate::search::{CUT_SHORT, Exhaustive, SearchContext, Strategy as _, Want};
+use crate::search::tables::WithTables;
+use crate::search::{CUT_SHORT, SearchContext, Want, racing_launches, strategy};
 use crate::seed::Seed;
-use crate::space;
+use crate::space::{self, Enumeration};
 use crate::units::nearest_name;
 use crate::wording::plural;
 use crate::workload::{gate_plan, measured_by};
@@ -73,6 +75,8 @@ pub struct TuneRequest {
     pub workload: WorkloadWish,
     /// Search space, by name or file.
     pub space: Option<String>,
+    /// How it is searched, by name; nothing for what the earlier run said, or the reference.
+    pub strategy: Option<&'static str>,
     /// Seconds the run may take.
     pub time_budget_s: Option<f64>,
     /// Smallest gain worth shipping.
@@ -97,6 +101,10 @@ pub struct TuneRequest {
     pub allow_risk: Vec<String>,
     /// Whether a graph file is made for a box that NCCL misjudges.
     pub repair_graph: RepairGraph,
+    /// Whether tuner tables are made.
+    pub tables: TableWish,
+    /// The tuner plugin; the one that came with this program where none is named.
+    pub plugin: Option<PathBuf>,
     /// The NCCL library.
     pub nccl_lib: Option<PathBuf>,
     /// GPUs, by position or identity.
@@ -164,7 +172,11 @@ pub struct Plan {
     pub manifest: Manifest,
     /// Launches of one block of the search.
     pub launches_per_block: usize,
-    /// Cells of the search.
+    /// How often an arm is measured in the search, over all arms; in one that races, at most.
+    pub search_arm_launches: usize,
+    /// That, in blocks like the first.
+    pub search_blocks: f64,
+    /// Cells of the search; of one that races, the most.
     pub search_cells: usize,
     /// Cells of a final with the usual number of launches.
     pub final_cells: usize,
@@ -183,6 +195,8 @@ struct Prepared {
     recorded: Option<Vec<JournalLine>>,
     /// What stands beside arms.
     files: RunFiles,
+    /// What reads tuner tables.
+    tables: Tables,
     /// The GPUs are this process's from before the first check on them.
     locks: Option<GpuLocks>,
     /// What broken launches printed before there was a run directory.
@@ -314,10 +328,7 @@ fn prepare(
     let recorded = previous.filter(|_| !request.resume);
     let (kind, facts) = choose_backend(request, supervisor, resumed, recorded)?;
     let measured = measured_machine(request, kind, facts, previous, listener)?;
-    let version = match &measured.nccl {
-        Some(nccl) => NcclVersion::from_code(nccl.version),
-        None => measured.simulated_version.unwrap_or(ASSUMED_VERSION),
-    };
+    let version = measured.version();
 
     // What holds in every arm.
     let Held { pins, notices: settled } = pins(request, kind, (resumed, recorded), measured.conf.clone(), version)?;
@@ -330,7 +341,7 @@ fn prepare(
     // Which arms.
     let setting = Setting { kind, measured: &measured, pins: &pins, devices: &devices, workload: &workload, version };
     let (early, searched) = looked_at(request, supervisor, previous, &setting, seed, listener)?;
-    let Searched { space, mut arms, mut notices, files, misjudged, peer_access } = searched;
+    let Searched { space, mut arms, mut notices, files, misjudged, peer_access, space_arms } = searched;
     for notice in measured.notices.iter().cloned().chain(settled).rev() {
         if !notices.contains(&notice) {
             notices.insert(0, notice);
@@ -355,6 +366,16 @@ fn prepare(
         Some(manifest) => manifest.gate.clone(),
         None => Some(gate_plan(&workload, devices.len() as u32)),
     };
+    let wish = tables::Setting {
+        kind,
+        previous,
+        version,
+        pins: &pins,
+        arms: &arms,
+        files: &files,
+        ranks: devices.len() as u32,
+    };
+    let (tables, table_record) = Tables::with_record(request, &wish, &mut notices)?;
     let settings = settings(request, previous);
     require_same_context(request, previous)?;
     let trial = trial_here(request, previous, devices.len() as u32, &measured, &workload, &mut notices);
@@ -374,15 +395,8 @@ fn prepare(
         budget_s: request.time_budget_s,
         arms: arms.clone(),
     };
-    let labels = Labels {
-        simulated: kind == BackendKind::Simulated
-            || measured.fake
-            || recorded.is_some_and(|manifest| manifest.labels.simulated)
-            || lines.as_deref().is_some_and(says_simulated),
-        replayed: kind == BackendKind::Replay,
-        imported: previous.is_some_and(|manifest| manifest.labels.imported),
-        host_memory: pin_map.get("NCCL_P2P_DISABLE").is_some_and(|value| value == "1"),
-    };
+    let is_simulated = kind == BackendKind::Simulated || measured.fake || lines.as_deref().is_some_and(says_simulated);
+    let labels = labels(kind, (is_simulated, request.assume_noise.is_some()), (previous, recorded), &pin_map);
     let manifest = Manifest {
         format: FORMAT,
         tool_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -407,8 +421,11 @@ fn prepare(
         workload,
         space,
         arms,
+        space_arms,
         quarantined,
         misjudged,
+        makes_tables: tables.are_made,
+        tables: table_record,
         notices,
         settings,
         trial,
@@ -430,9 +447,26 @@ fn prepare(
         cublaslt,
         recorded: lines,
         files,
+        tables,
         locks: early.locks,
         early_logs: early.logs,
     })
+}
+
+/// What every output must say about where its numbers come from.
+fn labels(
+    kind: BackendKind,
+    (is_simulated, is_redrawn): (bool, bool),
+    (previous, recorded): (Option<&Manifest>, Option<&Manifest>),
+    pins: &BTreeMap<String, String>,
+) -> Labels {
+    Labels {
+        simulated: is_simulated || recorded.is_some_and(|manifest| manifest.labels.simulated),
+        replayed: kind == BackendKind::Replay,
+        imported: previous.is_some_and(|manifest| manifest.labels.imported),
+        redrawn: is_redrawn || previous.is_some_and(|manifest| manifest.labels.redrawn),
+        host_memory: pins.get("NCCL_P2P_DISABLE").is_some_and(|value| value == "1"),
+    }
 }
 
 /// Where a search takes setting.
@@ -580,10 +614,11 @@ const TRIAL_CONTEXT: u64 = 4096;
 fn recorded_lines(request: &TuneRequest, manifest: &Manifest) -> Result<Vec<JournalLine>, Failure> {
     let directory = request.recorded.as_deref().unwrap_or(Path::new("."));
     let lines = journal::read(directory)?;
+    let arms = whole(manifest.clone()).arms;
     let is_foreign = |event: &Event| match event {
         Event::RunOpened { seed, .. } => *seed != manifest.seed,
-        Event::CellMeasured(cell) => !manifest.arms.iter().any(|arm| arm.id == cell.arm),
-        Event::PassMeasured(pass) => !manifest.arms.iter().any(|arm| arm.id == pass.arm),
+        Event::CellMeasured(cell) => !arms.iter().any(|arm| arm.id == cell.arm),
+        Event::PassMeasured(pass) => !arms.iter().any(|arm| arm.id == pass.arm),
         _ => false,
     };
     if lines.iter().any(|line| is_foreign(&line.event)) {
@@ -807,6 +842,16 @@ struct Measured {
     notices: Vec<String>,
 }
 
+impl Measured {
+    /// The release whose rules apply.
+    fn version(&self) -> NcclVersion {
+        match &self.nccl {
+            Some(nccl) => NcclVersion::from_code(nccl.version),
+            None => self.simulated_version.unwrap_or(ASSUMED_VERSION),
+        }
+    }
+}
+
 fn measured_machine(
     request: &TuneRequest,
     kind: BackendKind,
@@ -946,6 +991,8 @@ struct Searched {
     misjudged: Option<MisjudgedBox>,
     /// Whether peer access may be tried, where the space asks for that.
     peer_access: Option<PeerReport>,
+    /// Arms of the whole space, where that is more.
+    space_arms: Option<u32>,
 }
 
 fn searched(
@@ -958,10 +1005,12 @@ fn searched(
     let before = if request.resume { request.out.as_deref() } else { request.recorded.as_deref() };
     if let (None, Some(manifest)) = (&request.space, previous) {
         // The place they were first read from may be gone, or hold something else by now.
-        let files = before.map_or_else(|| Ok(RunFiles::default()), |run| RunFiles::of_run(run, &manifest.arms))?;
+        let files = before
+            .map_or_else(|| Ok(RunFiles::default()), |run| RunFiles::of_run(run, &whole(manifest.clone()).arms))?;
         let peer_access = manifest.peer_access.clone();
         let (space, arms) = (manifest.space.clone(), manifest.arms.clone());
-        return Ok(Searched { space, arms, notices: manifest.notices.clone(), files, misjudged: None, peer_access });
+        let (notices, space_arms) = (manifest.notices.clone(), manifest.space_arms);
+        return Ok(Searched { space, arms, notices, files, misjudged: None, peer_access, space_arms });
     }
     let host_memory = pins.get("NCCL_P2P_DISABLE").is_some_and(|value| value == "1");
     let name = request.space.as_deref().unwrap_or(if host_memory { "host-memory" } else { "pcie-decode" });
@@ -987,9 +1036,10 @@ fn searched(
     let most = space::enumerate(&by_hash, pins, version, &bold)?;
     let waits = |arm: &&Arm| arm.env.iter().any(|(name, value)| knob::needs_peer_access(name, value));
     let waiting = most.arms.iter().filter(waits).count();
-    let searched = |arms: Vec<Arm>, notices: Vec<String>, peer_access: Option<PeerReport>| Searched {
+    let searched = |found: Enumeration, notices: Vec<String>, peer_access: Option<PeerReport>| Searched {
         space,
-        arms,
+        space_arms: (found.total > found.arms.len()).then_some(u32::try_from(found.total).unwrap_or(u32::MAX)),
+        arms: found.arms,
         notices,
         files,
         misjudged: None,
@@ -999,19 +1049,20 @@ fn searched(
     let is_taken = risks.contains(Risk::HangProne.name()) && request.peer_access == PeerAccess::Auto;
     if waiting == 0 || is_taken {
         let enumeration = space::enumerate(&by_hash, pins, version, &risks)?;
-        return Ok(searched(enumeration.arms, enumeration.notices, None));
+        let notices = enumeration.notices.clone();
+        return Ok(searched(enumeration, notices, None));
     }
     let report = gate()?;
     let is_open = report.outcome == PeerOutcome::Passed;
     let is_planned = request.dry_run && report.outcome == PeerOutcome::Skipped && report.reason.is_empty();
     if is_open || is_planned {
-        let mut notices = most.notices;
+        let mut notices = most.notices.clone();
         if is_planned {
             let arms = plural(waiting as u32, "arm waits", "arms wait");
             notices
                 .push(format!("{waiting} {arms} for a test of peer access, which a run makes before its first block"));
         }
-        return Ok(searched(most.arms, notices, is_open.then_some(report)));
+        return Ok(searched(most, notices, is_open.then_some(report)));
     }
     // What was tried and did not hold is no risk to be taken.
     risks.remove(Risk::HangProne.name());
@@ -1023,8 +1074,8 @@ fn searched(
         }
     };
     let enumeration = space::enumerate(&by_hash, pins, version, &risks)?;
-    let notices = enumeration.notices.into_iter().map(told).collect();
-    Ok(searched(enumeration.arms, notices, Some(report)))
+    let notices = enumeration.notices.iter().cloned().map(told).collect();
+    Ok(searched(enumeration, notices, Some(report)))
 }
 
 fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Settings {
@@ -1033,6 +1084,7 @@ fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Settings {
         min_gain: request.min_gain.unwrap_or(base.min_gain),
         max_regression: request.max_regression.unwrap_or(base.max_regression),
         strict: request.strict || base.strict,
+        strategy: request.strategy.map_or(base.strategy, str::to_owned),
         profile: request.profile.unwrap_or(base.profile),
         max_extra_memory_mib: request.max_extra_memory_mib.or(base.max_extra_memory_mib),
         buffers: request.buffers.unwrap_or(base.buffers),
@@ -1121,6 +1173,7 @@ fn begin(
 ) -> Result<(), Failure> {
     // Before the manifest that names them.
     prepared.files.write(directory)?;
+    prepared.tables.write_plugin(&prepared.manifest, directory)?;
     write_manifest(directory, &prepared.manifest)?;
     if let Some(machine) = request.machine.as_deref().filter(|name| SimulatedMachine::named(name).is_none()) {
         // The run must not change when somebody edits that file.
@@ -1215,28 +1268,47 @@ fn run(
     let Opened { mut journal, mut evidence, mut clock } = opened;
     let pinned = as_map(&prepared.manifest.pins);
     let mut memory = Memory::of(request.state_folder.as_deref(), &prepared.manifest, directory);
-    let ending = Campaign {
-        context: &prepared.context,
-        seed: Seed(prepared.manifest.seed),
-        nccl_version: prepared.version,
-        pinned: &pinned,
-        stop: &|| match (supervisor.interrupted(), supervisor.killed()) {
-            (_, true) => Stop::Now,
-            (true, false) => Stop::AfterBlock,
-            (false, false) => Stop::No,
-        },
-        listener: &mut |news| {
-            if let (Some(memory), News::Line(line)) = (&mut memory, &news) {
-                memory.hear(&line.event, listener);
-            }
-            listener(Update::Campaign(news));
-        },
+    let (mut manifest, mut context) = (prepared.manifest.clone(), prepared.context.clone());
+    // What was made before the finalists were chosen is among them; otherwise it joins where the search ends.
+    let mut made = evidence.finalists().is_some();
+    if made {
+        join(&mut context, &manifest);
     }
-    .run(&Exhaustive, backend, &mut journal, &mut clock, &mut evidence)
-    .map_err(|error| stopped(error, directory))?;
+    let ending = loop {
+        let ending = Campaign {
+            context: &context,
+            seed: Seed(manifest.seed),
+            nccl_version: prepared.version,
+            pinned: &pinned,
+            stop: &|| match (supervisor.interrupted(), supervisor.killed()) {
+                (_, true) => Stop::Now,
+                (true, false) => Stop::AfterBlock,
+                (false, false) => Stop::No,
+            },
+            listener: &mut |news| {
+                if let (Some(memory), News::Line(line)) = (&mut memory, &news) {
+                    memory.hear(&line.event, listener);
+                }
+                listener(Update::Campaign(news));
+            },
+        }
+        .run(&WithTables { inner: strategy(&context.settings), made }, backend, &mut journal, &mut clock, &mut evidence)
+        .map_err(|error| stopped(error, directory))?;
+        if ending != Ending::Paused {
+            break ending;
+        }
+        made = true;
+        if manifest.tables.as_ref().is_none_or(|tables| tables.arms.is_empty()) {
+            for notice in prepared.tables.make(&context, &evidence, &mut manifest, directory)? {
+                listener(Update::Notice(notice));
+            }
+        }
+        join(&mut context, &manifest);
+    };
+    let manifest = whole(manifest);
     let is_cut_off = ending == Ending::Complete
         && !check_overlaps(
-            &prepared.context,
+            &context,
             (request.overlap_s.unwrap_or(OVERLAP_S), Seed(prepared.manifest.seed)),
             backend,
             (&mut journal, &mut clock, &mut evidence),
@@ -1248,14 +1320,14 @@ fn run(
             .with_hint(resume_hint(directory)));
     }
     if evidence.measured_cells() == 0 {
-        return Err(nothing_measured(&prepared.manifest, &evidence, directory));
+        return Err(nothing_measured(&manifest, &evidence, directory));
     }
     // A search that the budget cut short may still have had a whole final.
     let cut_short = evidence.finalists().is_some_and(|(_, _, reason)| reason.starts_with(CUT_SHORT));
     let stopped_by = if cut_short { Ending::Budget } else { ending };
     let facts =
         CampaignFacts { stopped_by: stopped_by.name().to_owned(), wall_s: clock.elapsed_s(), notes: backend.notes() };
-    let choice = judge(&prepared.manifest, &prepared.context, &evidence, &facts);
+    let choice = judge(&manifest, &context, &evidence, &facts);
     if ending == Ending::Budget && choice.verdict == VerdictKind::Undecided {
         return Err(Failure::new(
             ErrorKind::Stopped,
@@ -1263,12 +1335,17 @@ fn run(
         )
         .with_hint(resume_hint(directory)));
     }
-    write_answer(directory, prepared, &evidence, &choice, listener)?;
-    Ok(TuneEnd::Answered {
-        choice: Box::new(choice),
-        manifest: Box::new(prepared.manifest.clone()),
-        directory: directory.to_owned(),
-    })
+    write_answer(directory, &manifest, &context.points, &evidence, &choice, listener)?;
+    Ok(TuneEnd::Answered { choice: Box::new(choice), manifest: Box::new(manifest), directory: directory.to_owned() })
+}
+
+/// Adds the tables of a run to what is measured.
+fn join(context: &mut SearchContext, manifest: &Manifest) {
+    for arm in manifest.tables.iter().flat_map(|tables| &tables.arms) {
+        if !context.arms.iter().any(|known| known.id == arm.id) {
+            context.arms.push(arm.clone());
+        }
+    }
 }
 
 fn resume_hint(directory: &Path) -> String {
@@ -1306,20 +1383,17 @@ fn nothing_measured(manifest: &Manifest, evidence: &Evidence, directory: &Path) 
 
 fn write_answer(
     directory: &Path,
-    prepared: &Prepared,
+    manifest: &Manifest,
+    points: &[PointKey],
     evidence: &Evidence,
     choice: &Choice,
     listener: Listener<'_>,
 ) -> Result<(), Failure> {
     let json = serde_json::to_string_pretty(choice).map_err(|error| Failure::new(ErrorKind::Unexpected, error))?;
     let here = std::path::absolute(directory).map_err(|error| Failure::new(ErrorKind::Unexpected, error))?;
-    directory::write(
-        directory,
-        SUMMARY_FILE,
-        &summary_csv(&summary(&prepared.manifest.arms, &prepared.context.points, evidence)),
-    )?;
+    directory::write(directory, SUMMARY_FILE, &summary_csv(&summary(&manifest.arms, points, evidence)))?;
     for emit_as in EmitAs::KEPT {
-        match render(choice, &prepared.manifest, &here, emit_as, &effect_of) {
+        match render(choice, manifest, &here, emit_as, &effect_of) {
             Ok(text) => directory::write(directory, emit_as.file_name(), &text)?,
             // A value that one dialect cannot say is still right in the others.
             Err(error) => {
@@ -1329,7 +1403,7 @@ fn write_answer(
         }
     }
     // A page that cannot be drawn is no reason to withhold the answer.
-    match page(&prepared.manifest, Some(choice), evidence, &journal::read(directory)?) {
+    match page(manifest, Some(choice), evidence, &journal::read(directory)?) {
         Ok(text) => directory::write(directory, REPORT_FILE, &text)?,
         Err(error) => listener(Update::Notice(format!("{REPORT_FILE} is not written: {error}"))),
     }
@@ -1341,7 +1415,8 @@ fn write_answer(
 fn plan(prepared: Prepared, request: &TuneRequest) -> Result<Plan, Failure> {
     let context = &prepared.context;
     let points = context.points.len();
-    let Want::Block { phase: Phase::Search, arms } = Exhaustive.next(context, &Evidence::default()) else {
+    let Want::Block { phase: Phase::Search, arms } = strategy(&context.settings).next(context, &Evidence::default())
+    else {
         return Err(Failure::new(ErrorKind::Unexpected, "the search begins with no block"));
     };
     let launches_per_block = {
@@ -1359,9 +1434,13 @@ fn plan(prepared: Prepared, request: &TuneRequest) -> Result<Plan, Failure> {
     };
     let finalists = prepared.manifest.settings.finalists as usize + 1;
     let launches = request.final_launches.unwrap_or(12) as usize;
+    let search_arm_launches =
+        racing_launches(context).unwrap_or(arms.len() * prepared.manifest.settings.search_blocks as usize);
     Ok(Plan {
         launches_per_block,
-        search_cells: arms.len() * points * prepared.manifest.settings.search_blocks as usize,
+        search_cells: search_arm_launches * points,
+        search_arm_launches,
+        search_blocks: search_arm_launches as f64 / arms.len().max(1) as f64,
         final_cells: finalists * launches * points,
         arm_s: context
             .points

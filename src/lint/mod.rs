@@ -14,6 +14,7 @@ use crate::env_syntax::source::{Assignment, Consumer, Source};
 use crate::knob::{self, Risk, Severity};
 use crate::machine::NcclVersion;
 use crate::record::{LintFinding, LintSeverity};
+use crate::tuner_table::Table;
 use crate::wording::printable;
 
 /// Most findings of one file: after these its author knows, and a hostile file costs no more.
@@ -103,6 +104,37 @@ impl Found {
             file.clone_into(&mut finding.file);
         }
         self.findings
+    }
+}
+
+/// What is wrong with a tuner table, as the plugin would say it.
+pub fn lint_table(file: &str, text: &str) -> Vec<LintFinding> {
+    let finding = |line: usize, severity, message: String| LintFinding {
+        file: file.to_owned(),
+        line,
+        variable: None,
+        severity,
+        message,
+        suggestion: None,
+    };
+    match Table::parse(text.as_bytes()) {
+        Err(error) => vec![finding(error.line.unwrap_or(0), LintSeverity::Error, error.reason)],
+        Ok(table) if !table.is_named_so(std::path::Path::new(file)) => {
+            let message = format!(
+                "was changed after it was named: its SHA-256 is {}. Tables are never edited; make a new one",
+                table.sha256
+            );
+            vec![finding(0, LintSeverity::Error, message)]
+        }
+        Ok(table) if table.rows.is_empty() => {
+            vec![finding(0, LintSeverity::Warning, "has no rows: NCCL keeps all its own choices".to_owned())]
+        }
+        Ok(table) => {
+            let ll128 = table.rows.iter().any(|row| nccl_abi::PROTOCOLS.get(row.protocol) == Some(&"ll128"));
+            let message = "names LL128, which runs only where NCCL has it open already; NCCL_PROTO must not open it off \
+                           NVLink, where data may be corrupted silently";
+            ll128.then(|| finding(0, LintSeverity::Warning, message.to_owned())).into_iter().collect()
+        }
     }
 }
 
@@ -249,8 +281,12 @@ fn scopes(assignments: &[Assignment], circumstances: Circumstances, add: &mut Ad
     // No others mean anything to each other, and a hostile file's may be without number.
     let known: BTreeSet<&str> = knob::names().chain(["NCCL_TUNER_CONFIG_FILE"]).collect();
     let mut scopes: BTreeMap<usize, BTreeMap<&str, Setting<'_>>> = BTreeMap::new();
+    let mut alone: BTreeSet<usize> = BTreeSet::new();
     for assignment in assignments.iter().filter(|assignment| known.contains(assignment.name.as_str())) {
         let settings = scopes.entry(assignment.scope).or_default();
+        if assignment.is_alone {
+            alone.insert(assignment.scope);
+        }
         let setting = Setting { line: assignment.line, value: assignment.value.as_deref() };
         if let Some(earlier) = settings.insert(&assignment.name, setting)
             && earlier.value != setting.value
@@ -259,10 +295,10 @@ fn scopes(assignments: &[Assignment], circumstances: Circumstances, add: &mut Ad
             add(assignment.line, &assignment.name, LintSeverity::Warning, message, None)?;
         }
     }
-    // What a script exports reaches its commands too.
+    // What a script exports reaches its commands too, and no container.
     let common = scopes.get(&0).cloned().unwrap_or_default();
-    for (_, settings) in scopes {
-        let mut all = common.clone();
+    for (scope, settings) in scopes {
+        let mut all = if alone.contains(&scope) { BTreeMap::new() } else { common.clone() };
         all.extend(settings);
         together::look(&all, circumstances, add)?;
     }

@@ -20,6 +20,15 @@ const CASES: &[Case] = &[
     ("quotes in an env file", EnvFile, "NCCL_NTHREADS=\"256\"\n", 1, Error, "without quotes"),
     ("export in an env file", EnvFile, "export NCCL_NTHREADS=256\n", 1, Error, "`export`"),
     ("comment behind a value", EnvFile, "NCCL_NTHREADS=256 # threads\n", 1, Error, "do not read alike"),
+    ("a line that is no assignment", EnvFile, "A LINE OF TEXT\nNCCL_DEBUG=WARN\n", 1, Error, "refuses a file"),
+    (
+        "what a script exports reaches mpirun",
+        Shell,
+        "export NCCL_P2P_DISABLE=1\nmpirun -x NCCL_P2P_LEVEL=SYS ./server\n",
+        2,
+        Error,
+        "NCCL_P2P_DISABLE=1 wins",
+    ),
     ("carriage return", EnvFile, "NCCL_NTHREADS=256\r\n", 1, Error, "carriage return"),
     ("blank before the name", EnvFile, " NCCL_NTHREADS=256\n", 1, Error, "blank"),
     ("size suffix", EnvFile, "NCCL_BUFFSIZE=4M\n", 1, Error, "4194304"),
@@ -165,6 +174,11 @@ const CLEAN: &[(&str, Consumer, &str)] = &[
         "docker's documentation of run",
         Shell,
         "docker run --gpus all --ipc=host -e NCCL_DEBUG=WARN --env-file tuned.env image\n",
+    ),
+    (
+        "a container sees nothing of what the script around it exports",
+        Shell,
+        "export NCCL_MIN_NCHANNELS=32\ndocker run --gpus all -e NCCL_MAX_NCHANNELS=16 image\n",
     ),
     (
         "a batch script in the style of AWS's for EFA",

@@ -234,6 +234,12 @@ impl NcclLog {
         }
     }
 
+    /// Whether this project's plugin said that it reads the table with this SHA-256: NCCL itself logs nothing of it.
+    pub fn read_table(&self, sha256: &str) -> bool {
+        let said = format!("TUNER/nccltune: table {sha256} from ");
+        self.tuner.iter().any(|line| line.contains(&said))
+    }
+
     fn add_version(&mut self, text: &str) {
         let text = text.split_whitespace().next().unwrap_or_default();
         let (version, cuda) = match text.split_once('+') {
@@ -291,7 +297,7 @@ impl NcclLog {
             self.nvml_device = lines::nvml_device(message).or(self.nvml_device);
         }
         self.note_shared(message);
-        if message.contains("TUNER/Plugin") || message.contains("tuner plugin") {
+        if message.contains("TUNER/Plugin") || message.contains("TUNER/nccltune") || message.contains("tuner plugin") {
             let room = keep_once(&mut self.tuner, message, NOTE_LIMIT);
             self.note_room("tuner", room);
         } else if is_proof(message) {

@@ -17,6 +17,8 @@ const MAX_CHANNELS: usize = 64;
 const MAX_GPUS: usize = 1024;
 /// Most elements of a file: NCCL has room for 4096 before 2.29.
 const MAX_NODES: u32 = 65_536;
+/// Most attributes of an element; NCCL writes up to a dozen.
+const MAX_ATTRIBUTES: usize = 64;
 /// The version of the form.
 const VERSION: &str = "1";
 /// Kinds of path that a graph file may name, by release: C2C never, P2C since 2.27.
@@ -99,6 +101,10 @@ impl GraphFile {
     pub fn read(text: &str) -> Result<Self, GraphFileError> {
         if text.len() > MAX_BYTES {
             return Err(GraphFileError::Size { bytes: text.len() });
+        }
+        // The parser compares every attribute of an element with every other: without a bound a file would take minutes.
+        if text.split('<').any(|element| element.matches('=').take(MAX_ATTRIBUTES + 1).count() > MAX_ATTRIBUTES) {
+            return Err(GraphFileError::Xml(format!("an element has more than {MAX_ATTRIBUTES} attributes")));
         }
         let options = roxmltree::ParsingOptions { nodes_limit: MAX_NODES, ..roxmltree::ParsingOptions::default() };
         let document = roxmltree::Document::parse_with_options(text, options)

@@ -191,6 +191,10 @@ pub enum DropReason {
     Failing,
     /// It can no longer be adopted.
     Hopeless,
+    /// It takes too long at a point.
+    Regressing,
+    /// Another arm is shown to be better.
+    Outraced,
 }
 
 /// One thing that happened.
@@ -332,6 +336,15 @@ pub enum Event {
     },
     /// A finalist left early.
     FinalistDropped {
+        /// Which.
+        arm: ArmId,
+        /// Why.
+        reason: DropReason,
+        /// The figures behind it.
+        detail: String,
+    },
+    /// An arm left the race before there were finalists.
+    ArmDropped {
         /// Which.
         arm: ArmId,
         /// Why.

@@ -31,6 +31,9 @@ pub struct Labels {
     /// Another program measured: nothing but its figures is known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub imported: bool,
+    /// Launches were drawn anew around the recorded ones, with a noise that somebody assumed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub redrawn: bool,
 }
 
 impl Labels {
@@ -39,6 +42,7 @@ impl Labels {
         [
             (self.simulated, "SIMULATED"),
             (self.replayed, "REPLAYED"),
+            (self.redrawn, "REDRAWN"),
             (self.imported, "IMPORTED"),
             (self.host_memory, "HOST-MEMORY"),
         ]
@@ -207,6 +211,24 @@ pub struct MisjudgedBox {
     pub arms: Vec<ArmId>,
 }
 
+/// The tuner plugin that reads a run's tables.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PluginRecord {
+    /// Its version.
+    pub version: String,
+    /// The SHA-256 of its file.
+    pub sha256: String,
+}
+
+/// Tuner tables of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TableRecord {
+    /// What reads them: a copy lies in the run directory.
+    pub plugin: PluginRecord,
+    /// Arms that were made of what the search saw. They are no part of the run's identity, which is known before.
+    pub arms: Vec<Arm>,
+}
+
 /// A file of another program that became a launch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportedFile {
@@ -258,12 +280,21 @@ pub struct Manifest {
     pub space: Space,
     /// The arms it yields; the default first.
     pub arms: Vec<Arm>,
+    /// Arms of the whole space, where it has more than one run can hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub space_arms: Option<u32>,
     /// Arms of the space that were left out because they failed in an earlier run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub quarantined: Vec<QuarantinedArm>,
     /// That NCCL misjudges this box, where it does and something was done about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub misjudged: Option<MisjudgedBox>,
+    /// Tuner tables, where there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tables: Option<TableRecord>,
+    /// Whether tables are made where the search ends: a run that is taken up again goes on as it began.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub makes_tables: bool,
     /// What pruning and rules left out, in words.
     pub notices: Vec<String>,
     /// How it is measured and judged.

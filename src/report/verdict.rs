@@ -145,9 +145,11 @@ fn settings(document: &mut Document, choice: &Choice, manifest: &Manifest) {
             .filter(|(name, _)| !pinned(name))
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
-        lines.extend(
-            choice.files.iter().map(|(kind, name)| format!("{}=[this run's directory]/{name}", kind.variable())),
-        );
+        lines.extend(choice.files.iter().flat_map(|(kind, name)| {
+            let file = (kind.variable(), name.as_str());
+            let both = std::iter::once(file).chain(kind.companion());
+            both.map(|(variable, name)| format!("{variable}=[this run's directory]/{name}")).collect::<Vec<_>>()
+        }));
         if lines.is_empty() {
             lines.push("(no variables)".to_owned());
         }
@@ -161,7 +163,8 @@ fn settings(document: &mut Document, choice: &Choice, manifest: &Manifest) {
         }
         let held = |answer: &&Answer| answer.env == choice.env && answer.files == choice.files;
         for answer in choice.answers.iter().filter(held) {
-            if let Some(table) = &answer.table {
+            if let Some(table) = answer.table.as_ref().filter(|table| !choice.files.values().any(|file| file == *table))
+            {
                 document.paragraph(format!("Only together with the tuner table {table}."));
             }
             if !answer.server_args.is_empty() {

@@ -11,7 +11,7 @@ use crate::wording::plural;
 
 /// Fewest and most paired launches of a finalist. The most are planned where the noise is unknown: too
 /// few would let regressions pass on a noisy machine.
-const LAUNCHES: (u32, u32) = (6, 24);
+pub(super) const LAUNCHES: (u32, u32) = (6, 24);
 /// Confidence of the interval that drops a finalist early.
 const DROP_CONFIDENCE: f64 = 0.99;
 
@@ -56,7 +56,7 @@ fn search(context: &SearchContext, evidence: &Evidence) -> Want {
 }
 
 /// Whether another block of the search leaves time for the smallest final.
-fn time_for_another_search_block(context: &SearchContext, evidence: &Evidence) -> bool {
+pub(super) fn time_for_another_search_block(context: &SearchContext, evidence: &Evidence) -> bool {
     let Some(budget) = context.budget_s else { return true };
     let blocks = evidence.ended_blocks(Phase::Search).len().max(1) as f64;
     let block_s = evidence.duration_s() / blocks;
@@ -118,7 +118,12 @@ fn choose(context: &SearchContext, evidence: &Evidence, prefix: &str) -> Want {
     }
     let (launches, why) = match settings.final_launches {
         Some(launches) => (launches, "as asked"),
-        None => planned_launches(context, evidence, finalists.first().map(|best| best.objective_log)),
+        None => planned_launches(
+            context,
+            pooled_spread(context, evidence, None),
+            &|point| pooled_spread(context, evidence, context.points.get(point).copied()),
+            finalists.first().map(|best| best.objective_log),
+        ),
     };
     // Those that an arm was compared in; where none was, those that were tried.
     let blocks = standings.iter().map(|standing| standing.blocks).max();
@@ -134,19 +139,24 @@ fn choose(context: &SearchContext, evidence: &Evidence, prefix: &str) -> Want {
     Want::Finalists { arms: finalists.into_iter().map(|standing| standing.arm.clone()).collect(), launches, reason }
 }
 
-fn variables(context: &SearchContext, id: &ArmId) -> usize {
+pub(super) fn variables(context: &SearchContext, id: &ArmId) -> usize {
     context.arms.iter().find(|arm| arm.id == *id).map_or(usize::MAX, |arm: &Arm| arm.env.len() + arm.files.len())
 }
 
 /// Launches after which the intervals should be narrow enough, from the spread seen in the search.
 /// Fixed before the final begins, so that nobody stops when the figures happen to look good.
-fn planned_launches(context: &SearchContext, evidence: &Evidence, best_log: Option<f64>) -> (u32, &'static str) {
+pub(super) fn planned_launches(
+    context: &SearchContext,
+    objective_spread: Option<f64>,
+    point_spread: &dyn Fn(usize) -> Option<f64>,
+    best_log: Option<f64>,
+) -> (u32, &'static str) {
     let settings = &context.settings;
     let limited = |launches: u32, why: &'static str| match context.most_launches {
         Some(most) if most < launches => (most, "are all that were recorded"),
         _ => (launches, why),
     };
-    let Some(objective_spread) = pooled_spread(context, evidence, None) else {
+    let Some(objective_spread) = objective_spread else {
         return limited(LAUNCHES.1, "to be safe: so few arms tell too little of the noise");
     };
     let needed = |spread: f64, target: f64| {
@@ -156,17 +166,15 @@ fn planned_launches(context: &SearchContext, evidence: &Evidence, best_log: Opti
     let distance = best_log.map_or(settings.min_gain, |log| ((1.0 - settings.min_gain).ln() - log).abs());
     let for_objective = needed(objective_spread, (distance / 1.5).min(settings.min_gain));
     // A neutral point must not be taken for a regression by noise alone.
-    let for_points = context
-        .points
-        .iter()
-        .filter_map(|point| pooled_spread(context, evidence, Some(*point)))
+    let for_points = (0..context.points.len())
+        .filter_map(point_spread)
         .map(|spread| needed(spread, settings.max_regression))
         .max()
         .unwrap_or(LAUNCHES.1);
     limited(for_objective.max(for_points), "follow from the noise seen")
 }
 
-fn finals(context: &SearchContext, evidence: &Evidence, finalists: &[ArmId], launches: u32) -> Want {
+pub(super) fn finals(context: &SearchContext, evidence: &Evidence, finalists: &[ArmId], launches: u32) -> Want {
     let living = living(context, evidence);
     let gone: Vec<&ArmId> = evidence.dropped().iter().map(|(arm, _)| arm).collect();
     let mut behind = Vec::new();

@@ -3,9 +3,13 @@
 
 mod exhaustive;
 mod gate;
+mod layout;
+mod racing;
+pub mod tables;
 mod trial;
 
 pub use exhaustive::Exhaustive;
+pub use racing::Racing;
 
 use std::collections::BTreeSet;
 
@@ -84,7 +88,7 @@ pub enum Want {
         /// Why these.
         reason: String,
     },
-    /// A finalist cannot win any more.
+    /// An arm of the search, or a finalist, cannot win any more.
     Drop {
         /// Which.
         arm: ArmId,
@@ -93,6 +97,8 @@ pub enum Want {
         /// The figures.
         detail: String,
     },
+    /// That whoever runs the campaign adds what can be made of the search before it goes on.
+    Pause,
     /// Nothing more.
     Done {
         /// Whether the time budget ended it.
@@ -105,6 +111,22 @@ pub trait Strategy {
     /// The next want, from everything that is known.
     fn next(&self, context: &SearchContext, evidence: &Evidence) -> Want;
 }
+
+/// The strategy of a run's settings; one that a newer version wrote and this one does not know is the reference.
+pub fn strategy(settings: &Settings) -> &'static dyn Strategy {
+    if settings.strategy == RACING { &Racing } else { &Exhaustive }
+}
+
+/// Most arm-launches of a search that races, with a final of the usual length; none where every arm is in every
+/// block.
+pub fn racing_launches(context: &SearchContext) -> Option<usize> {
+    (context.settings.strategy == RACING).then(|| racing::expected_launches(context))
+}
+
+/// The name of racing in settings.
+pub const RACING: &str = "racing";
+/// The name of the reference.
+pub const EXHAUSTIVE: &str = "exhaustive";
 
 /// How an arm stands after the search.
 #[derive(Debug, Clone, PartialEq)]

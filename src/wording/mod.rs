@@ -63,6 +63,11 @@ fn label_meaning(word: &str, manifest: &Manifest) -> String {
             Some(recorded) => format!("the numbers come from the recorded run {recorded}, nothing was measured now"),
             None => "the numbers come from a recorded run, nothing was measured now".to_owned(),
         },
+        "REDRAWN" => {
+            "launches were drawn around the recorded ones with an assumed noise: it shows what so many launches \
+             would decide, and answers nothing; do not deploy"
+                .to_owned()
+        }
         "IMPORTED" => {
             "measured by nccl-tests; what ran, on which machine and with which variables was not checked".to_owned()
         }

@@ -4,6 +4,7 @@
 //! closes, or when the parent process dies, whichever comes first.
 
 mod connection;
+mod control_file;
 mod data_check;
 mod gpu_state;
 mod measure;
@@ -21,6 +22,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use connection::Connection;
+use control_file::ControlFile;
 use data_check::{MOST_RANKS, Pattern};
 use gpu_state::GpuWatch;
 use measure::{Buffers, Cell, StepError};
@@ -92,6 +94,7 @@ struct Setup {
     buffers: RefCell<Buffers>,
     data_seed: u64,
     watch: GpuWatch,
+    control: Option<ControlFile>,
 }
 
 impl Setup {
@@ -163,8 +166,18 @@ fn serve(connection: &mut Connection, allows_fakes: bool) -> Result<(), Answer> 
 }
 
 fn open(connection: &mut Connection, hello: Order, allows_fakes: bool) -> Result<(Setup, LogReader), Answer> {
-    let Order::Hello { protocol, rank, ranks, device, nccl_path, log_path, data_seed, largest_bytes, buffers: kind } =
-        hello
+    let Order::Hello {
+        protocol,
+        rank,
+        ranks,
+        device,
+        nccl_path,
+        log_path,
+        data_seed,
+        largest_bytes,
+        buffers: kind,
+        control_path,
+    } = hello
     else {
         return Err(protocol_error("expected hello"));
     };
@@ -178,6 +191,11 @@ fn open(connection: &mut Connection, hello: Order, allows_fakes: bool) -> Result
         ));
     }
     let mut log = LogReader::new(PathBuf::from(log_path));
+    // Before there is a communicator whose plugin would look for it.
+    let control = control_path
+        .map(|path| ControlFile::create(Path::new(&path)))
+        .transpose()
+        .map_err(|error| failure(FailureKind::Unsupported, format!("no control file for the plugin: {error}")))?;
     // Before the first library is opened: from a cold disk that alone takes seconds.
     tell(connection, WorkPhase::Context);
     if !driver_is_present() {
@@ -210,7 +228,7 @@ fn open(connection: &mut Connection, hello: Order, allows_fakes: bool) -> Result
     let watch = GpuWatch::new(&address);
     let device_name = device.name().map_err(|error| failed(&mut log, error.into()))?;
     send(connection, &Answer::Ready { protocol: PROTOCOL, nccl_version, device_name, pci_bus_id: address })?;
-    Ok((Setup { rank, ranks, device, nccl, buffers: RefCell::new(buffers), data_seed, watch }, log))
+    Ok((Setup { rank, ranks, device, nccl, buffers: RefCell::new(buffers), data_seed, watch, control }, log))
 }
 
 /// What a communicator's orders leave behind: graphs, plans, buffers.
@@ -298,6 +316,17 @@ fn serve_communicator(
                     })
                     .map_err(|error| failed(log, error))?;
                 send(connection, &Answer::PassReplayed { replays_us, state })?;
+            }
+            Order::Choose { choice } => {
+                let control = setup.control.as_ref().ok_or_else(|| protocol_error("there is no control file"))?;
+                // A graph that was captured before keeps its choice; nothing may be enqueued by halves.
+                prepared.cell = None;
+                control.choose(choice);
+                send(connection, &Answer::Chosen)?;
+            }
+            Order::ReadControl => {
+                let control = setup.control.as_ref().ok_or_else(|| protocol_error("there is no control file"))?;
+                send(connection, &control.told())?;
             }
             Order::Prepare { point, collectives } => {
                 prepared.cell = None;

@@ -13,7 +13,7 @@ use crate::record::{BufferKind, GpuState, PassStep, PassStream, PassVariant, Poi
 
 /// Version of the protocol; it stands in the first frame and must match exactly, because parent and
 /// worker are the same executable.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// The hidden argument that makes the executable a worker.
 pub const WORKER_ARGUMENT: &str = "__worker";
@@ -42,6 +42,9 @@ pub enum Order {
         largest_bytes: u64,
         /// Whose memory the messages lie in.
         buffers: BufferKind,
+        /// The control file of the tuner plugin, which this process's environment names: made by the worker.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        control_path: Option<String>,
     },
     /// Make a rendezvous id (first rank only).
     UniqueId,
@@ -64,6 +67,14 @@ pub enum Order {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         group: Option<RankGroup>,
     },
+    /// From here on the tuner plugin chooses this for what is enqueued; without a choice, NCCL's own stands. Equal on
+    /// all ranks: NCCL does not check that they chose alike.
+    Choose {
+        /// What to choose.
+        choice: Option<CallChoice>,
+    },
+    /// Tell what the plugin did with the last choice.
+    ReadControl,
     /// Connect, capture (unless the point is eager), check the data, warm up.
     Prepare {
         /// What to measure.
@@ -126,6 +137,32 @@ pub enum Order {
     Finish,
 }
 
+/// What the tuner plugin is to choose for each collective that is enqueued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CallChoice {
+    /// Algorithm by NCCL's number.
+    pub algorithm: u32,
+    /// Protocol by NCCL's number.
+    pub protocol: u32,
+    /// Most channels; 0 leaves them to NCCL.
+    pub channels: u32,
+}
+
+/// What became of the last choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ChoiceFate {
+    /// Nothing was enqueued yet.
+    Unasked,
+    /// NCCL chose, as asked.
+    Left,
+    /// It was chosen.
+    Honoured,
+    /// NCCL cannot run it here, and chose itself.
+    Unavailable,
+}
+
 /// A rank's place among a part of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -146,6 +183,8 @@ impl Order {
             Self::SetVariables { .. } => "setting variables",
             Self::UniqueId => "making a rendezvous id",
             Self::OpenCommunicator { .. } => "initialising the communicator",
+            Self::Choose { .. } => "choosing for the plugin",
+            Self::ReadControl => "reading what the plugin did",
             Self::Prepare { .. } => "running the first collective and capturing the graph",
             Self::Check { .. } => "checking a collective",
             Self::Replay { .. } => "replaying the graph",
@@ -236,6 +275,19 @@ pub enum Answer {
     Opened {
         /// NCCL's log since the last answer, bounded.
         log: String,
+    },
+    /// To `Choose`.
+    Chosen,
+    /// To `ReadControl`.
+    Control {
+        /// What became of the last choice.
+        fate: ChoiceFate,
+        /// Decisions of the plugin since the process began.
+        decisions: u64,
+        /// Bytes of the message that was decided about last.
+        last_bytes: u64,
+        /// What NCCL expected there, microseconds, by algorithm and protocol; below zero for what it cannot run.
+        table_us: Vec<f32>,
     },
     /// To `Prepare`.
     Prepared {

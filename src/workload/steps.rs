@@ -4,6 +4,8 @@ use crate::record::{PassCase, PassShape, PassStep, PointPhase};
 
 /// Matrix widths are rounded up to this, as weights in memory are.
 const WIDTH: u64 = 16;
+/// No GPU holds as much: a shape that asks for more was edited by hand, and is refused where memory is asked for.
+const MOST_BYTES: u64 = 1 << 50;
 
 /// The steps of one pass, in order: draft passes where the target verifies, the embedding's
 /// all-reduce, per layer attention (weights, then cache) and feed-forward with their all-reduces, and
@@ -14,6 +16,7 @@ pub fn pass_steps(shape: &PassShape, case: &PassCase) -> Vec<PassStep> {
     let hidden = shape.hidden;
     let mut steps = Vec::new();
     let product = |steps: &mut Vec<PassStep>, rows: u64, bytes: u64| {
+        let bytes = bytes.min(MOST_BYTES);
         if bytes > 0 {
             let columns = bytes.div_ceil(2 * hidden).next_multiple_of(WIDTH);
             steps.push(PassStep::Product { rows: rows.max(1), inputs: hidden, columns });
@@ -41,7 +44,8 @@ pub fn pass_steps(shape: &PassShape, case: &PassCase) -> Vec<PassStep> {
         for _ in 0..run.count {
             product(&mut steps, case.tokens, run.attention_bytes);
             // Reading the cache is memory traffic and little arithmetic, whatever the rows.
-            let cache = u64::from(case.batch) * case.context * run.cache_bytes_per_token;
+            let tokens = u64::from(case.batch).saturating_mul(case.context);
+            let cache = tokens.saturating_mul(run.cache_bytes_per_token);
             product(&mut steps, case.tokens.min(16), cache);
             if run.attention_reduces {
                 steps.push(reduce);
@@ -176,5 +180,14 @@ mod tests {
         let more = weight_bytes(&pass_steps(&shape(), &with))
             - weight_bytes(&pass_steps(&shape(), &case(1, PointPhase::Decode)));
         assert_eq!(more, 3 * 4096 * 1024);
+    }
+
+    #[test]
+    fn a_shape_that_was_edited_never_overflows() {
+        let mut shape = shape();
+        shape.layers[0].cache_bytes_per_token = u64::MAX;
+        shape.head_bytes = u64::MAX;
+        let steps = pass_steps(&shape, &PassCase { context: u64::MAX, ..case(4, PointPhase::Decode) });
+        assert!(weight_bytes(&steps) > 1 << 50);
     }
 }

@@ -18,7 +18,9 @@ use nccltune::collective::{Collective, DataType, Form, Issue, Placement};
 use nccltune::nccl_log::{self, NcclLog, Symptom};
 use nccltune::probe::{PROBE_ARGUMENT, ProbeReport};
 use nccltune::record::{BufferKind, Event, Flag, PassVariant, PointKey, VerdictKind};
-use nccltune::worker::protocol::{Answer, FailureKind, Order, PROTOCOL, RankGroup, WORKER_ARGUMENT};
+use nccltune::worker::protocol::{
+    Answer, CallChoice, ChoiceFate, FailureKind, Order, PROTOCOL, RankGroup, WORKER_ARGUMENT,
+};
 
 use crate::command::{Running, Scene, cells, journal_in, manifest_in, recorded, wait_at_most};
 
@@ -97,6 +99,28 @@ impl Machine {
         let mut ranks = self.strangers(count, |_| variables.to_vec());
         ranks.hello();
         ranks
+    }
+
+    /// What two ranks with these variables log as their communicator is made, and run at 64 KiB, 256 KiB and 1 MiB.
+    pub(crate) fn ran_with(&self, variables: &[(&str, &str)]) -> (NcclLog, String, String, String) {
+        let mut ranks = self.ranks(2, variables);
+        let log = nccl_log::parse(ranks.open(&[]));
+        let [small, large, beyond] = [65_536, 262_144, 1 << 20].map(|bytes| ran(&ranks.prepare(bytes, 2), bytes));
+        ranks.close();
+        ranks.finish();
+        (log, small, large, beyond)
+    }
+
+    /// What the first of two ranks with these variables logs where no communicator is made.
+    pub(crate) fn refused_with(&self, variables: &[(&str, &str)]) -> NcclLog {
+        let mut ranks = self.ranks(2, variables);
+        let answers = ranks.until_failure();
+        failure(answers[0].as_ref()).2
+    }
+
+    /// Where a rank's control file lies.
+    fn control(&self, rank: u32) -> String {
+        self.scene.path(&format!("control-{rank}")).display().to_string()
     }
 
     /// Processes that nobody has said anything to.
@@ -196,6 +220,7 @@ impl Ranks<'_> {
         let buffers = self.buffers;
         let log = |rank: u32| self.machine.scene.path(&format!("rank-{rank}.log")).display().to_string();
         let logs: Vec<String> = (0..count).map(log).collect();
+        let controls: Vec<String> = (0..count).map(|rank| self.machine.control(rank)).collect();
         self.send(|rank| Order::Hello {
             protocol: PROTOCOL,
             rank,
@@ -206,6 +231,7 @@ impl Ranks<'_> {
             data_seed: 7,
             largest_bytes: 4 << 20,
             buffers,
+            control_path: Some(controls[rank as usize].clone()),
         });
     }
 
@@ -656,18 +682,62 @@ fn what_nccl_refuses_is_refused() {
     assert!(log.symptoms.contains(&Symptom::OutOfMemory));
 }
 
+/// In control mode algorithm, protocol and channels change from graph to graph inside one communicator; the log says
+/// what ran, and the plugin hands back what NCCL expected.
 #[test]
-fn a_tuner_plugin_is_loaded_asked_and_missed() {
+fn one_communicator_runs_what_each_graph_is_told() {
+    let plugin = std::env::current_exe().unwrap().with_file_name("libnccltune_tuner.so").display().to_string();
+    let machine = Machine::new("");
+    let controls = [machine.control(0), machine.control(1)];
+    let mut ranks = machine.strangers(2, |rank| {
+        vec![
+            ("NCCL_TUNER_PLUGIN", plugin.as_str()),
+            (nccl_abi::control::FILE_VARIABLE, controls[rank as usize].as_str()),
+            ("NCCL_MIN_NCHANNELS", "16"),
+        ]
+    });
+    ranks.hello();
+    let log = nccl_log::parse(ranks.open(&[]));
+    assert!(log.tuner.iter().any(|line| line.contains("Using nccltune")), "{:?}", log.tuner);
+    let (ring, tree, ll, ll128, simple) = (1, 0, 0, 1, 2);
+    let choice = |algorithm, protocol, channels| Some(CallChoice { algorithm, protocol, channels });
+    for (choice, expected, fate) in [
+        (None, "ring/ll/8", ChoiceFate::Left),
+        (choice(ring, simple, 2), "ring/simple/2", ChoiceFate::Honoured),
+        (choice(tree, ll, 8), "tree/ll/8", ChoiceFate::Honoured),
+        // What NCCL cannot run here is left alone, and told.
+        (choice(ring, ll128, 4), "ring/ll/8", ChoiceFate::Unavailable),
+        (choice(ring, ll, 16), "ring/ll/16", ChoiceFate::Honoured),
+        (None, "ring/ll/8", ChoiceFate::Left),
+    ] {
+        for answer in ranks.all(&Order::Choose { choice }) {
+            assert_eq!(answer, Some(Answer::Chosen));
+        }
+        // Data are checked as for any other cell.
+        assert_eq!(ran(&ranks.prepare(65_536, 8), 65_536), expected);
+        ranks.replay(2);
+        for answer in ranks.all(&Order::ReadControl) {
+            let Some(Answer::Control { fate: told, decisions, last_bytes, table_us }) = answer else {
+                panic!("{answer:?}")
+            };
+            assert_eq!((told, last_bytes, table_us.len()), (fate, 65_536, 21));
+            assert!(table_us[3] > 0.0 && table_us[4] < 0.0, "ring has LL and no LL128 here: {table_us:?}");
+            assert!(decisions > 0);
+        }
+    }
+    ranks.close();
+    ranks.finish();
+    // Without the plugin's control file in its environment a worker's choice leads nowhere, and the plugin says so.
+    let mut ranks = machine.ranks(2, &[("NCCL_TUNER_PLUGIN", &plugin)]);
+    let answers = ranks.until_failure();
+    assert!(failure(answers[0].as_ref()).2.tuner.iter().any(|line| line.contains("names no table")));
+}
+
+/// That one is loaded and asked is shown in `tables`, with the project's own.
+#[test]
+fn a_tuner_plugin_that_is_not_there_changes_nothing_but_the_log() {
     for version in [22_403, 22_809, 23_003] {
         let machine = Machine::new(&format!("nccl_version = {version}\n"));
-        let plugin = machine.library("libnccl.so.2");
-        let mut ranks = machine.ranks(2, &[("NCCL_TUNER_PLUGIN", &plugin)]);
-        let log = nccl_log::parse(ranks.open(&[]));
-        assert!(log.tuner.iter().any(|line| line.contains("Using fake-gpu example")), "{:?}", log.tuner);
-        assert_eq!(ran(&ranks.prepare(65_536, 8), 65_536), "ring/simple/2", "{version}");
-        ranks.close();
-        ranks.finish();
-        // One that is not there changes nothing but the log.
         let mut ranks = machine.ranks(2, &[("NCCL_TUNER_PLUGIN", "/nowhere/libplugin.so")]);
         let log = nccl_log::parse(ranks.open(&[]));
         assert!(log.tuner.iter().any(|line| line.contains("Could not find")), "{:?}", log.tuner);

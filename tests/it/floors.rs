@@ -34,6 +34,7 @@ const FLOORS: &[(&str, &[&str])] = &[
             "nccl_log",
             "nccl_model",
             "space",
+            "tuner_table",
             "workload",
         ],
     ),

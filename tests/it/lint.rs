@@ -118,7 +118,8 @@ fn what_emit_writes_is_never_found_fault_with() {
         if !run.is_dir() {
             continue;
         }
-        for form in EmitAs::ALL {
+        // None of these runs has a table.
+        for form in EmitAs::ALL.into_iter().filter(|form| *form != EmitAs::TunerTable) {
             let run = run.display().to_string();
             let emitted = scene.run_words(&["emit", "--run", &run, "--as", form.name()]).ok();
             scene.write(form.file_name(), &emitted.stdout);

@@ -38,6 +38,8 @@ mod planted;
 mod process;
 /// What earlier runs remember of arms that failed, and that no content of that file harms anybody.
 mod quarantine;
+/// Racing: what it finds, what it measures for that, and how often a verdict of it is wrong.
+mod racing;
 /// What README.md and docs/ say is what the program does, and generated pages are up to date.
 mod readme;
 /// Recorded runs replayed: the same verdict again, and another one from other numbers.
@@ -50,6 +52,8 @@ mod resume;
 mod simulated;
 /// How the rules read the tree: its files, and Rust files as tokens. No rule lives here.
 mod source;
+/// Tuner tables: made, measured as deployed, delivered, refused; with the real plugin on the stand-in.
+mod tables;
 /// Everything else that is true of every tracked file: rooms for `unsafe` and for the outside
 /// world, banned text, files that must parse, dependencies that must say why.
 mod tidy;

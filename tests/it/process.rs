@@ -48,6 +48,7 @@ fn hello() -> Order {
         data_seed: 1,
         largest_bytes: 4096,
         buffers: nccltune::record::BufferKind::Plain,
+        control_path: None,
     }
 }
 
@@ -94,9 +95,31 @@ fn a_worker_does_not_wait_without_a_socket() {
 #[test]
 fn a_worker_answers_nonsense_with_a_protocol_failure_and_ends() {
     let wrong_protocol = match hello() {
-        Order::Hello { rank, ranks, device, nccl_path, log_path, data_seed, largest_bytes, buffers, .. } => {
+        Order::Hello {
+            rank,
+            ranks,
+            device,
+            nccl_path,
+            log_path,
+            data_seed,
+            largest_bytes,
+            buffers,
+            control_path,
+            ..
+        } => {
             let protocol = PROTOCOL + 1;
-            Order::Hello { protocol, rank, ranks, device, nccl_path, log_path, data_seed, largest_bytes, buffers }
+            Order::Hello {
+                protocol,
+                rank,
+                ranks,
+                device,
+                nccl_path,
+                log_path,
+                data_seed,
+                largest_bytes,
+                buffers,
+                control_path,
+            }
         }
         other => other,
     };

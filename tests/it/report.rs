@@ -176,7 +176,7 @@ fn bash_is_offered_commands_flags_and_values() {
     assert_eq!(offered(&scene, &["nccltune", "rep"]), ["report"]);
     assert_eq!(offered(&scene, &["nccltune", "tune", "--max-r"]), ["--max-regression"]);
     let forms = offered(&scene, &["nccltune", "emit", "--as", ""]);
-    assert_eq!(forms, ["env", "shell", "docker", "systemd", "revert"]);
+    assert_eq!(forms, ["env", "shell", "docker", "systemd", "revert", "tuner-table"]);
     assert!(offered(&scene, &["nccltune", "report", "--format", "h"]).contains(&"html".to_owned()));
     for shell in ["zsh", "fish", "elvish", "powershell"] {
         let script = scene.run(&format!("completions {shell}")).ok().stdout;

@@ -33,6 +33,13 @@ use table::{Decision, Lookup, Table};
 
 /// The plugin's name in NCCL's log.
 const NAME: &std::ffi::CStr = c"nccltune";
+/// By this text a file is known for a plugin of this project, and of which version, without loading it.
+const MARK: &str = concat!("nccltune tuner plugin ", env!("CARGO_PKG_VERSION"), "\0");
+/// See [`MARK`]; the symbol keeps it in the library.
+// SAFETY: the name is this project's.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals, reason = "a symbol is looked for by this name")]
+pub static nccltune_tuner_plugin: [u8; MARK.len()] = *MARK.as_bytes().first_chunk().unwrap();
 /// Algorithms that every communicator without a network has: v2 of the interface does not say what NCCL can run.
 const ALWAYS_THERE: [usize; 2] = [0, 1];
 /// Protocols likewise: LL and Simple.

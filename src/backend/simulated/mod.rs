@@ -6,6 +6,7 @@
 
 mod modelled;
 mod planted;
+mod table;
 mod trouble;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use self::modelled::{Cache, ModelledMachine, Seen};
 use self::planted::PlantedMachine;
+use self::table::TableCache;
 use self::trouble::Fate;
 use super::{Backend, BackendError, CommunicatorPlan, LaunchPlan, PassPlan, Sink, collectives_per_graph};
 use crate::canonical::Fingerprint;
@@ -28,6 +30,7 @@ use crate::record::{
     PointKey, SetLine,
 };
 use crate::seed::Seed;
+use crate::tuner_table::SINCE;
 
 /// Names of the machines that are compiled in, the default first.
 pub const MACHINES: [(&str, &str); 7] = [
@@ -319,6 +322,7 @@ pub struct SimulatedBackend {
     /// Variables that hold in every arm; pins act like any setting.
     pins: BTreeMap<String, String>,
     cache: Cache,
+    tables: TableCache,
 }
 
 /// What a message takes without noise, how it was carried, and what was odd.
@@ -327,13 +331,13 @@ type Taken = (f64, Effective, Vec<Flag>);
 impl SimulatedBackend {
     /// A backend whose noise follows from the run's seed.
     pub fn new(machine: SimulatedMachine, seed: Seed, pins: BTreeMap<String, String>) -> Self {
-        Self { machine, seed, pins, cache: Cache::new(None) }
+        Self { machine, seed, pins, cache: Cache::new(None), tables: TableCache::default() }
     }
 
     /// Looks for the files that variables name in a folder, where the path is not whole.
     #[must_use]
     pub fn with_folder(self, folder: PathBuf) -> Self {
-        Self { cache: Cache::new(Some(folder)), ..self }
+        Self { tables: TableCache::of(folder.clone()), cache: Cache::new(Some(folder)), ..self }
     }
 
     /// A factor with this spread of its logarithm, from the sum of twelve uniform draws: close to
@@ -365,13 +369,19 @@ impl SimulatedBackend {
         point: PointKey,
         substituted: bool,
     ) -> Result<Taken, String> {
+        // What a planted machine runs it says itself, and any release of NCCL that loads the plugin will do.
+        let version = self.machine.nccl_version().unwrap_or(SINCE);
+        let decided = self.tables.decide(environment, point, version)?;
         match &self.machine.0 {
-            Kind::Planted(machine) => Ok((machine.latency_us(environment, point), Effective::default(), Vec::new())),
+            Kind::Planted(machine) => {
+                let (us, effective) = machine.take(environment, point, decided);
+                Ok((us, effective, Vec::new()))
+            }
             Kind::Modelled(machine) => {
                 let seen = self.cache.seen(machine, environment, point.ranks);
                 let seen: &Seen = seen.as_ref().as_ref().map_err(Clone::clone)?;
                 let carried = seen
-                    .carry(&arm.env, point.collective, point.bytes, substituted)
+                    .carry(&arm.env, (point.collective, point.bytes), table::answer(decided), substituted)
                     .map_err(|error| error.to_string())?;
                 Ok((carried.latency_us, carried.effective, carried.flags))
             }

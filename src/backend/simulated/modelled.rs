@@ -317,16 +317,24 @@ impl Seen {
         }
     }
 
-    /// What a message takes without noise. With `substituted`, what came second is carried out, as on
-    /// machines where NCCL does not do what was asked for.
+    /// What a message takes without noise, where a tuner plugin answers with `decided`. With `substituted`, what
+    /// came second is carried out, as on machines where NCCL does not do what was asked for.
     pub(super) fn carry(
         &self,
         arm: &BTreeMap<String, String>,
-        collective: Collective,
-        bytes: u64,
+        (collective, bytes): (Collective, u64),
+        decided: Override,
         substituted: bool,
     ) -> Result<Carried, ModelError> {
-        let mut choice = self.communicator.choose(collective, bytes)?;
+        // The plugin leaves alone what NCCL cannot run, channels included.
+        let can_run = |(algorithm, protocol)| {
+            let known = self.communicator.candidates(collective, bytes).unwrap_or_default();
+            known
+                .iter()
+                .any(|other| (other.algorithm, other.protocol) == (algorithm, protocol) && other.bandwidth_gbps > 0.0)
+        };
+        let decided = if decided.kernel.is_none_or(can_run) { decided } else { Override::default() };
+        let mut choice = self.communicator.choose_with(collective, bytes, decided)?;
         if substituted
             && let Some(other) = self
                 .communicator

@@ -9,10 +9,13 @@ use serde::{Deserialize, Serialize};
 use super::{Cost, LATENCIES_US, Noise, PassRates, SimulatedPeers};
 use crate::collective::Collective;
 use crate::machine::{Gpu, Machine};
-use crate::record::PointKey;
+use crate::record::{Effective, PointKey};
+use crate::tuner_table::{Decision, decision_of};
 
 /// Factors on latencies.
 const FACTORS: RangeInclusive<f64> = 0.001..=1000.0;
+/// Channels of every communicator, where it is told what runs.
+const CHANNELS: u32 = 64;
 
 /// A machine as its file describes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,6 +41,9 @@ pub(super) struct PlantedMachine {
     sizes_bytes: Vec<u64>,
     /// What the default takes, microseconds.
     default_latency_us: Vec<f64>,
+    /// What NCCL runs where no setting says otherwise; nothing is told of what ran without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    runs: Option<Runs>,
     /// What settings change.
     #[serde(default)]
     effect: Vec<Effect>,
@@ -48,8 +54,32 @@ pub(super) struct PlantedMachine {
 struct Effect {
     /// Every variable must have this value for the effect to act.
     when: BTreeMap<String, String>,
+    /// What NCCL runs under it; a tuner table that says so for a message has the same effect on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    runs: Option<Runs>,
     /// Factor on the latency per size.
     factor: Vec<f64>,
+}
+
+/// What carries a message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Runs {
+    algorithm: String,
+    protocol: String,
+    channels: u32,
+}
+
+impl Runs {
+    fn effective(&self) -> Effective {
+        Effective {
+            algo: Some(self.algorithm.clone()),
+            proto: Some(self.protocol.clone()),
+            channels: Some(self.channels),
+            communicator_channels: Some(CHANNELS),
+            ..Effective::default()
+        }
+    }
 }
 
 impl PlantedMachine {
@@ -108,14 +138,35 @@ impl PlantedMachine {
     ///
     /// The table is of all-reduces. Another collective is given the share of one that its traffic is, as
     /// steps of a ring go; what a list says of all-reduce alone does nothing to it.
+    #[cfg(test)]
     pub(super) fn latency_us(&self, environment: &BTreeMap<String, String>, point: PointKey) -> f64 {
+        self.take(environment, point, None).0
+    }
+
+    /// The same with what ran, where a tuner table may decide for the message.
+    pub(super) fn take(
+        &self,
+        environment: &BTreeMap<String, String>,
+        point: PointKey,
+        decided: Option<Decision>,
+    ) -> (f64, Effective) {
         let bytes = point.bytes;
+        // A table takes the place of whatever would have run; what runs under nothing planted runs as nothing planted.
+        let decides = |runs: &Runs| decision_of(&runs.effective()) == decided;
+        let mut ran = self.runs.as_ref();
         let mut log_us: Vec<f64> = self.default_latency_us.iter().map(|us| us.ln()).collect();
         let concerns = |value: &str| {
             point.collective == Collective::AllReduce || !value.to_ascii_lowercase().starts_with("allreduce:")
         };
         for effect in &self.effect {
-            if effect.when.iter().all(|(variable, value)| environment.get(variable) == Some(value) && concerns(value)) {
+            let is_set =
+                effect.when.iter().all(|(variable, value)| environment.get(variable) == Some(value) && concerns(value));
+            let acts = match (&effect.runs, decided) {
+                (Some(runs), Some(_)) => decides(runs),
+                _ => is_set,
+            };
+            if acts {
+                ran = effect.runs.as_ref().or(ran);
                 for (log, factor) in log_us.iter_mut().zip(&effect.factor) {
                     *log += factor.ln();
                 }
@@ -128,7 +179,24 @@ impl PlantedMachine {
         // Far outside the table a line through two points leads anywhere.
         let us = (log_us[above - 1] + share * (log_us[above] - log_us[above - 1])).exp();
         let share = point.collective.bus_factor(point.ranks) / Collective::AllReduce.bus_factor(point.ranks.max(2));
-        (us * share).clamp(*LATENCIES_US.start(), *LATENCIES_US.end())
+        let effective = match (ran, decided) {
+            (Some(_), Some(decided)) => named(decided),
+            (Some(ran), None) => ran.effective(),
+            (None, _) => Effective::default(),
+        };
+        ((us * share).clamp(*LATENCIES_US.start(), *LATENCIES_US.end()), effective)
+    }
+}
+
+/// What a table decided, as a log tells it.
+fn named(decided: Decision) -> Effective {
+    let name = |names: &[&str], index: usize| names.get(index).map(|name| (*name).to_owned());
+    Effective {
+        algo: name(&nccl_abi::ALGORITHMS, decided.algorithm),
+        proto: name(&nccl_abi::PROTOCOLS, decided.protocol),
+        channels: Some(decided.channels),
+        communicator_channels: Some(CHANNELS),
+        ..Effective::default()
     }
 }
 

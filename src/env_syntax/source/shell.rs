@@ -265,11 +265,22 @@ fn read_export(source: &mut Source, words: &[Word]) {
 /// Commands whose `-e` means something else.
 const OF_TEXT: [&str; 8] = ["echo", "printf", "grep", "egrep", "rg", "sed", "perl", "awk"];
 
+/// Commands that start a process which sees nothing of their own environment.
+const CONTAINERS: [&str; 3] = ["docker", "podman", "nerdctl"];
+
 /// Options by which launchers hand variables on: `mpirun -x`, `docker run -e`, `srun --export`.
 fn read_options(source: &mut Source, words: &[Word], scope: usize) {
     if words.first().is_some_and(|word| OF_TEXT.contains(&word.text.as_str())) {
         return;
     }
+    let is_container = words.first().is_some_and(|word| CONTAINERS.contains(&word.text.as_str()));
+    let set = |source: &mut Source, line, name: &str, value| {
+        if is_container {
+            source.set_in_container(line, name, value, scope);
+        } else {
+            source.set(line, name, value, scope);
+        }
+    };
     for (index, word) in words.iter().enumerate() {
         let next = words.get(index + 1);
         match word.text.as_str() {
@@ -277,7 +288,7 @@ fn read_options(source: &mut Source, words: &[Word], scope: usize) {
                 if let Some(next) = next
                     && let Some((name, value)) = split(next)
                 {
-                    source.set(next.line, name, known(next, value), scope);
+                    set(source, next.line, name, known(next, value));
                 }
             }
             "--export" => {
@@ -292,7 +303,7 @@ fn read_options(source: &mut Source, words: &[Word], scope: usize) {
                     text.strip_prefix("--env=").and_then(|assignment| assignment.split_once('='))
                     && is_name(name)
                 {
-                    source.set(word.line, name, known(word, value), scope);
+                    set(source, word.line, name, known(word, value));
                 }
             }
         }

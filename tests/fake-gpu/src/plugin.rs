@@ -1,4 +1,4 @@
-//! Tuner plugins, as NCCL loads and asks them: versions 4 and 5 of the interface, and failing open.
+//! Tuner plugins, as NCCL loads and asks them: versions 2 to 6 of the interface, and failing open.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_ulong, c_void};
 
@@ -7,37 +7,63 @@ use crate::function::Function;
 use crate::log::Subject;
 
 type Logger = extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char);
+type InitV2 = unsafe extern "C" fn(usize, usize, Logger, *mut *mut c_void) -> c_int;
+type End = unsafe extern "C" fn(*mut c_void) -> c_int;
+type GetCollInfoV2 =
+    unsafe extern "C" fn(*mut c_void, c_int, usize, c_int, c_int, c_int, *mut c_int, *mut c_int, *mut c_int) -> c_int;
+type GetCollInfoV3 =
+    unsafe extern "C" fn(*mut c_void, c_int, usize, c_int, *mut *mut f32, c_int, c_int, *mut c_int) -> c_int;
 type GetCollInfo =
     unsafe extern "C" fn(*mut c_void, c_int, usize, c_int, *mut *mut f32, c_int, c_int, c_int, *mut c_int) -> c_int;
 
+/// ncclTuner_v2_t.
+#[repr(C)]
+struct TunerV2 {
+    name: *const c_char,
+    init: InitV2,
+    get_coll_info: GetCollInfoV2,
+    destroy: End,
+}
+
+/// ncclTuner_v3_t.
+#[repr(C)]
+struct TunerV3 {
+    name: *const c_char,
+    init: InitV2,
+    get_coll_info: GetCollInfoV3,
+    destroy: End,
+}
+
+/// How a plugin is asked, by version of the interface.
+#[derive(Clone, Copy)]
+enum Ask {
+    V2(GetCollInfoV2),
+    V3(GetCollInfoV3),
+    V4(GetCollInfo),
+}
+
 /// ncclTuner_v4_t.
 #[repr(C)]
-pub(crate) struct TunerV4 {
-    pub(crate) name: *const c_char,
-    pub(crate) init: unsafe extern "C" fn(usize, usize, Logger, *mut *mut c_void) -> c_int,
-    pub(crate) get_coll_info: GetCollInfo,
-    pub(crate) destroy: unsafe extern "C" fn(*mut c_void) -> c_int,
+struct TunerV4 {
+    name: *const c_char,
+    init: unsafe extern "C" fn(usize, usize, Logger, *mut *mut c_void) -> c_int,
+    get_coll_info: GetCollInfo,
+    destroy: unsafe extern "C" fn(*mut c_void) -> c_int,
 }
 
 /// ncclTuner_v5_t.
 #[repr(C)]
-pub(crate) struct TunerV5 {
-    pub(crate) name: *const c_char,
-    pub(crate) init:
-        unsafe extern "C" fn(*mut *mut c_void, u64, usize, usize, Logger, *mut c_void, *mut c_void) -> c_int,
-    pub(crate) get_coll_info: GetCollInfo,
-    pub(crate) finalize: unsafe extern "C" fn(*mut c_void) -> c_int,
+struct TunerV5 {
+    name: *const c_char,
+    init: unsafe extern "C" fn(*mut *mut c_void, u64, usize, usize, Logger, *mut c_void, *mut c_void) -> c_int,
+    get_coll_info: GetCollInfo,
+    finalize: unsafe extern "C" fn(*mut c_void) -> c_int,
 }
-
-// SAFETY: the tables are constants; their names are never written to.
-unsafe impl Sync for TunerV4 {}
-// SAFETY: as above.
-unsafe impl Sync for TunerV5 {}
 
 /// A communicator's use of a plugin.
 pub(crate) struct Plugin {
     context: *mut c_void,
-    get_coll_info: GetCollInfo,
+    ask: Ask,
     destroy: unsafe extern "C" fn(*mut c_void) -> c_int,
 }
 
@@ -94,24 +120,25 @@ pub(crate) fn load(version: i32, variable: Option<&str>, id: u64, ranks: usize) 
     };
     engine().nccl.plugins.library = Some(library);
     let mut context = std::ptr::null_mut();
-    let (table, number) = if version >= 22_800
-        && let Some(table) = symbol(library, c"ncclTunerPlugin_v5")
-    {
-        (table, 5)
-    } else if version >= 22_400
-        && let Some(table) = symbol(library, c"ncclTunerPlugin_v4")
-    {
-        (table, 4)
-    } else {
-        if symbol(library, c"ncclTunerPlugin_v3").or_else(|| symbol(library, c"ncclTunerPlugin_v2")).is_some() {
-            crate::complain("plugins of versions before 4 are not modelled");
-            return Err(crate::status::nccl::INTERNAL);
-        }
+    // Newest first, from the first release that looks for each.
+    let versions = [
+        (23_000, c"ncclTunerPlugin_v6", 6),
+        (22_800, c"ncclTunerPlugin_v5", 5),
+        (22_400, c"ncclTunerPlugin_v4", 4),
+        (22_200, c"ncclTunerPlugin_v3", 3),
+        (22_100, c"ncclTunerPlugin_v2", 2),
+    ];
+    let found = versions
+        .into_iter()
+        .filter(|(since, _, _)| version >= *since)
+        .find_map(|(_, name, number)| Some((symbol(library, name)?, number)));
+    let Some((table, number)) = found else {
         note("TUNER/Plugin: Failed to find ncclTunerPlugin symbol, using internal tuner instead.");
         engine().nccl.plugins.has_failed = true;
         return Ok(None);
     };
-    let (name, status, plugin) = if number == 5 {
+    let (name, status, plugin) = if number >= 5 {
+        // Version 6 adds a field at the end that is not asked for here.
         // SAFETY: a symbol of this name is a table of this layout, and its library is loaded.
         let table = unsafe { &*table.cast::<TunerV5>() };
         let mut domains: [c_int; 3] = [1, ranks as c_int, ranks as c_int];
@@ -128,13 +155,25 @@ pub(crate) fn load(version: i32, variable: Option<&str>, id: u64, ranks: usize) 
                 constants.as_mut_ptr().cast(),
             )
         };
-        (table.name, status, Plugin { context, get_coll_info: table.get_coll_info, destroy: table.finalize })
-    } else {
+        (table.name, status, Plugin { context, ask: Ask::V4(table.get_coll_info), destroy: table.finalize })
+    } else if number == 4 {
         // SAFETY: as above, with the layout of version 4.
         let table = unsafe { &*table.cast::<TunerV4>() };
         // SAFETY: the arguments are those of version 4.
         let status = unsafe { (table.init)(ranks, 1, log, &raw mut context) };
-        (table.name, status, Plugin { context, get_coll_info: table.get_coll_info, destroy: table.destroy })
+        (table.name, status, Plugin { context, ask: Ask::V4(table.get_coll_info), destroy: table.destroy })
+    } else if number == 3 {
+        // SAFETY: as above, with the layout of version 3.
+        let table = unsafe { &*table.cast::<TunerV3>() };
+        // SAFETY: the arguments are those of version 3.
+        let status = unsafe { (table.init)(ranks, 1, log, &raw mut context) };
+        (table.name, status, Plugin { context, ask: Ask::V3(table.get_coll_info), destroy: table.destroy })
+    } else {
+        // SAFETY: as above, with the layout of version 2.
+        let table = unsafe { &*table.cast::<TunerV2>() };
+        // SAFETY: the arguments are those of version 2.
+        let status = unsafe { (table.init)(ranks, 1, log, &raw mut context) };
+        (table.name, status, Plugin { context, ask: Ask::V2(table.get_coll_info), destroy: table.destroy })
     };
     if status != 0 {
         return Err(status);
@@ -160,19 +199,32 @@ impl Plugin {
     ) -> Result<Option<u32>, i32> {
         let before = *table;
         let mut channels = 0;
-        // SAFETY: the table is contiguous, as plugins take it in spite of its type; all outlive the call.
-        let status = unsafe {
-            (self.get_coll_info)(
-                self.context,
-                function as c_int,
-                bytes as usize,
-                1,
-                table.as_mut_ptr().cast(),
-                7,
-                3,
-                c_int::from(is_captured),
-                &raw mut channels,
-            )
+        let (function, bytes) = (function as c_int, bytes as usize);
+        let status = match self.ask {
+            // SAFETY: the table is contiguous, as plugins take it in spite of its type; all outlive the call.
+            Ask::V4(ask) => unsafe {
+                let captured = c_int::from(is_captured);
+                ask(self.context, function, bytes, 1, table.as_mut_ptr().cast(), 7, 3, captured, &raw mut channels)
+            },
+            // SAFETY: as above.
+            Ask::V3(ask) => unsafe {
+                ask(self.context, function, bytes, 1, table.as_mut_ptr().cast(), 7, 3, &raw mut channels)
+            },
+            Ask::V2(ask) => {
+                let (mut algorithm, mut protocol) = (-1, -1);
+                // SAFETY: all that is pointed to outlives the call.
+                let status = unsafe {
+                    let (algorithm, protocol) = (&raw mut algorithm, &raw mut protocol);
+                    ask(self.context, function, bytes, 0, 0, 1, algorithm, protocol, &raw mut channels)
+                };
+                // What it names is forced, unless NCCL cannot run it.
+                let chosen = usize::try_from(algorithm).ok().zip(usize::try_from(protocol).ok());
+                let cell = chosen.and_then(|(row, column)| table.get_mut(row)?.get_mut(column));
+                if let Some(cell) = cell.filter(|cell| **cell >= 0.0) {
+                    *cell = 0.0;
+                }
+                status
+            }
         };
         let forced = |(now, before): (&f32, &f32)| *now >= 0.0 && *before < 0.0;
         if table.as_flattened().iter().zip(before.as_flattened()).any(forced) {
@@ -199,71 +251,4 @@ fn symbol(library: usize, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: the library is open; the name is terminated.
     let symbol = unsafe { libc::dlsym(library as *mut c_void, name.as_ptr()) };
     (!symbol.is_null()).then_some(symbol)
-}
-
-/// A plugin for tests, in the same library: it makes every message run as ring with Simple on two
-/// channels, where NCCL could run that.
-pub(crate) mod example {
-    use super::{Logger, TunerV4, TunerV5};
-    use std::ffi::{c_int, c_void};
-
-    extern "C" fn init_v5(
-        _context: *mut *mut c_void,
-        _id: u64,
-        _ranks: usize,
-        _nodes: usize,
-        _log: Logger,
-        _domains: *mut c_void,
-        _constants: *mut c_void,
-    ) -> c_int {
-        0
-    }
-
-    extern "C" fn init_v4(_ranks: usize, _nodes: usize, _log: Logger, _context: *mut *mut c_void) -> c_int {
-        0
-    }
-
-    extern "C" fn end(_context: *mut c_void) -> c_int {
-        0
-    }
-
-    extern "C" fn get_coll_info(
-        _context: *mut c_void,
-        _function: c_int,
-        _bytes: usize,
-        _operations: c_int,
-        table: *mut *mut f32,
-        algorithms: c_int,
-        protocols: c_int,
-        _registered: c_int,
-        channels: *mut c_int,
-    ) -> c_int {
-        let table: *mut f32 = table.cast();
-        let place = crate::choice::RING * protocols as usize + 2;
-        if place >= (algorithms * protocols) as usize || table.is_null() || channels.is_null() {
-            return 0;
-        }
-        // SAFETY: the table holds as many numbers as algorithms times protocols, and the place is inside.
-        unsafe {
-            if *table.add(place) >= 0.0 {
-                *table.add(place) = 0.0;
-                *channels = 2;
-            }
-        }
-        0
-    }
-
-    /// What NCCL 2.28 and later look for.
-    // SAFETY: nobody looks for this name in this library unless NCCL_TUNER_PLUGIN names it.
-    #[unsafe(no_mangle)]
-    #[allow(non_upper_case_globals, reason = "the symbol's name is part of the interface")]
-    pub(crate) static ncclTunerPlugin_v5: TunerV5 =
-        TunerV5 { name: c"fake-gpu example".as_ptr(), init: init_v5, get_coll_info, finalize: end };
-
-    /// What NCCL 2.24 to 2.27 look for.
-    // SAFETY: as above.
-    #[unsafe(no_mangle)]
-    #[allow(non_upper_case_globals, reason = "the symbol's name is part of the interface")]
-    pub(crate) static ncclTunerPlugin_v4: TunerV4 =
-        TunerV4 { name: c"fake-gpu example".as_ptr(), init: init_v4, get_coll_info, destroy: end };
 }

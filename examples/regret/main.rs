@@ -1,0 +1,145 @@
+//! How often racing misses the best arm, what it measures for that, and how often a verdict is wrong.
+//!
+//!     cargo run --release --example regret                      (racing, 100 seeds a landscape)
+//!     cargo run --release --example regret -- exhaustive 100    (the reference)
+//!     cargo run --release --example regret -- honesty 1000      (the verdict, under fixed noise)
+//!
+//! Truths are the medians of recorded grids, those with the values of each variable permuted, and planted effects;
+//! noise is drawn anew for each arm in each launch. Nothing here is a measurement of a GPU.
+#![expect(clippy::print_stdout, reason = "a stand-alone program that prints")]
+
+mod lab;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::Path;
+
+use lab::{Landscape, WITHIN, grid, racing};
+use nccltune::record::{Arm, Settings, VerdictKind};
+use nccltune::space::arm_of;
+
+const GRIDS: [&str; 3] = ["h200x2-host-memory", "h200x2-host-memory-bench", "h200x2-host-memory-kimi-space"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut words = std::env::args().skip(1);
+    let what = words.next().unwrap_or_else(|| "racing".to_owned());
+    let runs: u64 = words.next().map_or(Ok(if what == "honesty" { 1000 } else { 100 }), |word| word.parse())?;
+    let first: u64 = words.next().map_or(Ok(0), |word| word.parse())?;
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/recorded");
+    let recorded: Result<Vec<Landscape>, _> =
+        GRIDS.iter().map(|name| Landscape::recorded(&folder.join(name))).collect();
+    let recorded = recorded?;
+    if what == "honesty" {
+        honesty(&recorded[0], runs);
+        return Ok(());
+    }
+    let settings = Settings { strategy: what, ..racing() };
+    let permuted: Vec<Landscape> = recorded.iter().map(|landscape| landscape.permuted(1)).collect();
+    let planted = planted(&recorded[0]);
+    println!("| landscape | arms | within 1 % | mean regret | share of the grid, mean | most | harmful | no answer |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for landscape in recorded.iter().chain(&permuted).chain(&planted) {
+        let outcomes: Vec<lab::Outcome> =
+            (first..first + runs).map(|seed| landscape.campaign(seed, &settings)).collect();
+        let count = |holds: &dyn Fn(&lab::Outcome) -> bool| outcomes.iter().filter(|outcome| holds(outcome)).count();
+        let mean = |of: &dyn Fn(&lab::Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / outcomes.len() as f64;
+        println!(
+            "| {} | {} | {} of {runs} | {:.2} % | {:.1} % | {:.1} % | {} | {} |",
+            landscape.name,
+            landscape.manifest.arms.len(),
+            count(&|outcome| outcome.regret.exp() - 1.0 <= WITHIN),
+            mean(&|outcome| outcome.regret.exp() - 1.0) * 100.0,
+            mean(&|outcome| outcome.share) * 100.0,
+            outcomes.iter().map(|outcome| outcome.share).fold(0.0, f64::max) * 100.0,
+            count(&|outcome| outcome.worst.exp() > 1.0 + settings.max_regression + 1e-9),
+            count(&|outcome| outcome.choice.verdict != VerdictKind::Adopt),
+        );
+    }
+    Ok(())
+}
+
+/// Effects that were made up, on larger grids, with the noise that a recorded run shows and with the fixed one.
+fn planted(base: &Landscape) -> Vec<Landscape> {
+    let axes: [(&str, &[&str]); 5] = [
+        ("NCCL_MIN_NCHANNELS", &["unset", "4", "8", "16", "32"]),
+        ("NCCL_PROTO", &["unset", "allreduce:LL", "allreduce:Simple"]),
+        ("NCCL_NTHREADS", &["unset", "128", "256"]),
+        ("NCCL_THREAD_THRESHOLDS", &["unset", "-1-1-1+2", "-1-1-1+8"]),
+        ("NCCL_BUFFSIZE", &["unset", "1048576"]),
+    ];
+    let points = 5;
+    let has = |arm: &Arm, name: &str, value: &str| arm.env.get(name).is_some_and(|set| set == value);
+    // Channels gain most at 16, LL gains on small messages and loses on large ones, and two settings gain together
+    // what neither does alone.
+    let effect = |arm: &Arm| -> Vec<f64> {
+        (0..points)
+            .map(|size| {
+                let mut log: f64 = 0.0;
+                for (value, gain) in [("4", -0.02), ("8", -0.06), ("16", -0.10), ("32", -0.08)] {
+                    log += if has(arm, "NCCL_MIN_NCHANNELS", value) { gain } else { 0.0 };
+                }
+                if has(arm, "NCCL_PROTO", "allreduce:LL") {
+                    log += if size < 3 { -0.05 } else { 0.7 };
+                }
+                log += if has(arm, "NCCL_PROTO", "allreduce:Simple") { 0.3 } else { 0.0 };
+                log += if has(arm, "NCCL_NTHREADS", "128") { 0.03 } else { 0.0 };
+                if has(arm, "NCCL_THREAD_THRESHOLDS", "-1-1-1+2") {
+                    log += if has(arm, "NCCL_BUFFSIZE", "1048576") { -0.05 } else { 0.0 };
+                }
+                log
+            })
+            .collect()
+    };
+    let fixed = Landscape::planted(&base.manifest, "planted, fixed noise", grid(&axes), points, &effect);
+    let measured = Landscape { name: "planted, measured noise".to_owned(), noise: base.noise.clone(), ..fixed.clone() };
+    vec![measured, fixed]
+}
+
+/// One arm whose truth is planted beside seven that do nothing.
+fn honesty(base: &Landscape, runs: u64) {
+    let points = 12;
+    let arms = || -> Vec<Arm> {
+        let values = ["1", "2", "4", "8", "16", "24", "32"];
+        let env = |value: &&str| BTreeMap::from([("NCCL_MIN_NCHANNELS".to_owned(), (*value).to_owned())]);
+        std::iter::once(BTreeMap::new()).chain(values.iter().map(env)).map(arm_of).collect()
+    };
+    let special = |arm: &Arm| arm.env.get("NCCL_MIN_NCHANNELS").is_some_and(|value| value == "16");
+    let all = |log: f64| vec![log; points];
+    let landmine = |worse: f64| {
+        let mut logs = vec![0.92_f64.ln(); points];
+        logs[5] = worse.ln();
+        logs
+    };
+    let cases: [(&str, Vec<f64>, Settings); 5] = [
+        ("nothing to gain", all(0.0), racing()),
+        ("a gain of 6 %", all(0.94_f64.ln()), racing()),
+        ("a gain, and one point 5 % worse", landmine(1.05), racing()),
+        ("a gain, and one point 4 % worse", landmine(1.04), racing()),
+        (
+            "a gain, and one point 4 % worse, 24 launches",
+            landmine(1.04),
+            Settings { final_launches: Some(24), ..racing() },
+        ),
+    ];
+    println!("| truth | adopted | the planted arm adopted | launches of the final, mean |");
+    println!("|---|---|---|---|");
+    for (name, logs, settings) in cases {
+        let effect = |arm: &Arm| if special(arm) { logs.clone() } else { vec![0.0; points] };
+        let landscape = Landscape::planted(&base.manifest, name, arms(), points, &effect);
+        let outcomes: Vec<lab::Outcome> = (0..runs).map(|seed| landscape.campaign(seed, &settings)).collect();
+        let adopted = outcomes.iter().filter(|outcome| outcome.choice.verdict == VerdictKind::Adopt);
+        let own = adopted.clone().filter(|outcome| outcome.choice.winner.as_deref() == Some("MIN_NCHANNELS=16"));
+        let finals: Vec<f64> = outcomes
+            .iter()
+            .filter(|outcome| outcome.choice.statistics.launches > 0)
+            .map(|outcome| f64::from(outcome.choice.statistics.launches))
+            .collect();
+        let share = |count: usize| count as f64 / runs as f64 * 100.0;
+        println!(
+            "| {name} | {:.1} % | {:.1} % | {:.1} |",
+            share(adopted.count()),
+            share(own.count()),
+            finals.iter().sum::<f64>() / finals.len().max(1) as f64
+        );
+    }
+}

@@ -1,0 +1,177 @@
+//! Racing against landscapes whose truth is known, a smaller version of `examples/regret`, and whole runs of it.
+
+#[path = "../../examples/regret/lab.rs"]
+mod lab;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use nccltune::record::{Arm, Event, VerdictKind};
+
+use self::lab::{Landscape, WITHIN, grid, racing};
+use crate::command::Scene;
+
+fn bench() -> Landscape {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/recorded/h200x2-host-memory-bench");
+    Landscape::recorded(&folder).expect("a recorded grid")
+}
+
+#[test]
+fn it_finds_what_the_full_grid_would_with_a_sixth_of_its_cells() {
+    for landscape in [bench(), bench().permuted(1)] {
+        let (mut within, mut share) = (0, 0.0);
+        for seed in 0..10 {
+            let outcome = landscape.campaign(seed, &racing());
+            within += u32::from(outcome.regret.exp() - 1.0 <= WITHIN);
+            share += outcome.share / 10.0;
+            assert!(outcome.worst.exp() <= 1.02, "{}, seed {seed}: harms a point", landscape.name);
+        }
+        assert!(within >= 9, "{}: {within} of 10", landscape.name);
+        assert!(share < 1.0 / 6.0, "{}: {share}", landscape.name);
+    }
+}
+
+#[test]
+fn what_two_settings_gain_together_is_found_among_hundreds_of_arms() {
+    let axes: [(&str, &[&str]); 4] = [
+        ("NCCL_MIN_NCHANNELS", &["unset", "4", "8", "16"]),
+        ("NCCL_NTHREADS", &["unset", "128", "256"]),
+        ("NCCL_THREAD_THRESHOLDS", &["unset", "-1-1-1+2", "-1-1-1+8"]),
+        ("NCCL_BUFFSIZE", &["unset", "1048576"]),
+    ];
+    let together = |arm: &Arm| {
+        arm.env.get("NCCL_THREAD_THRESHOLDS").is_some_and(|value| value == "-1-1-1+2")
+            && arm.env.contains_key("NCCL_BUFFSIZE")
+    };
+    let effect = |arm: &Arm| vec![if together(arm) { -0.08 } else { 0.0 }; 5];
+    let planted = Landscape::planted(&bench().manifest, "pair", grid(&axes), 5, &effect);
+    let planted = Landscape { noise: bench().noise, ..planted };
+    for seed in 0..5 {
+        let outcome = planted.campaign(seed, &racing());
+        assert!(outcome.regret <= WITHIN, "seed {seed}: {}", outcome.choice.reason);
+        assert!(outcome.share < 0.155, "seed {seed}: {}", outcome.share);
+    }
+}
+
+#[test]
+fn under_fixed_noise_nothing_is_adopted_for_nothing_and_no_landmine_ships() {
+    let values = ["unset", "1", "2", "4", "8", "16", "24", "32"];
+    let arms = || grid(&[("NCCL_MIN_NCHANNELS", &values)]);
+    let mut mine = vec![0.92_f64.ln(); 12];
+    mine[5] = 1.05_f64.ln();
+    let cases = BTreeMap::from([("nothing", vec![0.0; 12]), ("landmine", mine), ("gain", vec![0.92_f64.ln(); 12])]);
+    for (name, logs) in cases {
+        let has = |arm: &Arm| arm.env.get("NCCL_MIN_NCHANNELS").is_some_and(|value| value == "16");
+        let effect = |arm: &Arm| if has(arm) { logs.clone() } else { vec![0.0; 12] };
+        let landscape = Landscape::planted(&bench().manifest, name, arms(), 12, &effect);
+        let adopted = (0..40).filter(|seed| landscape.campaign(*seed, &racing()).choice.verdict == VerdictKind::Adopt);
+        let adopted = adopted.count();
+        match name {
+            "gain" => assert!(adopted >= 30, "{name}: {adopted} of 40"),
+            _ => assert_eq!(adopted, 0, "{name}"),
+        }
+    }
+}
+
+/// The most memory that the program holds while it plans a run over a million arms.
+#[test]
+fn a_space_of_a_million_arms_streams_in_little_memory() {
+    let scene = Scene::new();
+    let mut text = "format = 1\nname = \"million\"\ndescription = \"a million arms\"\n".to_owned();
+    let count = |range: std::ops::RangeInclusive<u64>, form: &dyn Fn(u64) -> String| range.map(form).collect();
+    // 40 x 16 x 16 x 16 x 8 combinations.
+    let axes: [(&str, Vec<String>); 5] = [
+        ("NCCL_MIN_NCHANNELS", count(1..=39, &|value| value.to_string())),
+        ("NCCL_NTHREADS", count(2..=16, &|value| (32 * value).to_string())),
+        ("NCCL_BUFFSIZE", count(16..=30, &|power| (1_u64 << power).to_string())),
+        ("NCCL_THREAD_THRESHOLDS", count(1..=15, &|value| format!("-1-1-1+{value}"))),
+        ("NCCL_CGA_CLUSTER_SIZE", count(1..=7, &|value| value.to_string())),
+    ];
+    for (variable, mut values) in axes {
+        values.push("unset".to_owned());
+        text.push_str(&format!("[[axis]]\nvariable = \"{variable}\"\nvalues = {values:?}\n"));
+    }
+    scene.write("million.toml", text);
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_nccltune"))
+        .args(["tune", "--backend", "simulated", "--strategy", "racing", "--space", "million.toml", "--dry-run"])
+        .current_dir(scene.path("."))
+        .env_clear()
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let status = format!("/proc/{}/status", child.id());
+    let told = std::thread::spawn({
+        let mut errors = child.stderr.take().expect("it is piped");
+        move || {
+            let mut text = String::new();
+            let _ = std::io::Read::read_to_string(&mut errors, &mut text);
+            text
+        }
+    });
+    let planned = std::thread::spawn({
+        let mut output = child.stdout.take().expect("it is piped");
+        move || {
+            let mut text = String::new();
+            let _ = std::io::Read::read_to_string(&mut output, &mut text);
+            text
+        }
+    });
+    let mut most_kib = 0_u64;
+    let ended = loop {
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let peak = text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
+        most_kib = most_kib.max(peak.unwrap_or(0));
+        if let Some(ended) = child.try_wait().expect("it can be waited for") {
+            break ended;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    };
+    let (told, planned) = (told.join().expect("read"), planned.join().expect("read"));
+    assert!(ended.success(), "{told}");
+    assert!(told.contains("the space has 1310720 arms"), "{told}");
+    assert!(planned.contains("4096 arms with the default"), "{}", planned.lines().take(8).collect::<String>());
+    assert!(most_kib > 5_000, "a peak of {most_kib} KiB was not seen right");
+    assert!(most_kib < 200_000, "{most_kib} KiB at most");
+    println!("peak: {most_kib} KiB");
+}
+
+const RUN: &str = "tune --backend simulated --no-trial --space host-memory --pin NCCL_P2P_DISABLE=1 --strategy racing \
+     --repair-graph never --tables never";
+
+#[test]
+fn tables_that_a_race_made_are_measured_too() {
+    let scene = Scene::new();
+    scene.run(&format!("{} --out run", RUN.replace("--tables never", "--tables auto"))).ok();
+    let made = crate::command::manifest_in(&scene.path("run")).tables.expect("tables were made").arms;
+    assert!(!made.is_empty());
+    let lines = scene.journal("run");
+    for arm in &made {
+        assert!(crate::command::cells(&lines).any(|cell| cell.arm == arm.id), "{} was not measured", arm.name);
+    }
+}
+
+#[test]
+fn a_race_drops_arms_in_the_journal_and_a_resumed_one_goes_on_alike() {
+    let scene = Scene::new();
+    scene.run(&format!("{RUN} --out whole")).ok();
+    let lines = scene.journal("whole");
+    let dropped = lines.iter().filter(|line| matches!(line.event, Event::ArmDropped { .. })).count();
+    assert!(dropped > 0, "nobody was dropped");
+    let choice = scene.choice("whole");
+    assert!(choice.search.measured_cells * 4 < choice.search.full_grid_cells, "{:?}", choice.search);
+    // Cut off after the third block, it asks for what the whole run asked for.
+    let ends = |line: &nccltune::record::JournalLine| matches!(line.event, Event::BlockEnded { block: 2 });
+    let last = lines.iter().position(ends).unwrap();
+    scene.copy_run(&scene.path("whole"), "cut", &["manifest.json"]);
+    let text: String = lines[..=last].iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
+    scene.write("cut/run.jsonl", text);
+    // It goes on as it began, without tables, unasked.
+    scene.run("tune --resume --out cut").ok();
+    assert_eq!(scene.choice("cut").winner, choice.winner);
+    let cells = |run: &str| crate::command::cells(&scene.journal(run)).count();
+    assert_eq!(cells("cut"), cells("whole"));
+    // Another strategy is another run.
+    let refused = scene.run("tune --resume --out cut --strategy exhaustive");
+    assert_eq!(refused.status, Some(2), "{}", refused.stderr);
+}
