@@ -35,7 +35,7 @@ use table::{Decision, Lookup, Table};
 const NAME: &std::ffi::CStr = c"nccltune";
 /// By this text a file is known for a plugin of this project, and of which version, without loading it.
 const MARK: &str = concat!("nccltune tuner plugin ", env!("CARGO_PKG_VERSION"), "\0");
-/// See [`MARK`]; the symbol keeps it in the library.
+/// See `MARK`; the symbol keeps it in the library.
 // SAFETY: the name is this project's.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "a symbol is looked for by this name")]
