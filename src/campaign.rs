@@ -572,13 +572,9 @@ impl Campaign<'_> {
 
     /// Whether an arm lets NCCL run a collective with LL128 where it may not trust the link.
     fn opens_ll128(&self, arm: &Arm, point: PointKey) -> bool {
-        let Some(text) = arm.env.get("NCCL_PROTO") else { return false };
-        match knob::read_as_nccl("NCCL_PROTO", text, self.nccl_version).value {
-            knob::ReadValue::Lists(lists) => {
-                lists.selected_for(point.collective.log_name()).is_some_and(|words| words.contains(&"LL128"))
-            }
-            _ => false,
-        }
+        arm.env
+            .get("NCCL_PROTO")
+            .is_some_and(|text| knob::opens_ll128(text, self.nccl_version, point.collective.log_name()))
     }
 
     /// The passes of a trial, the one that reads the most weights first: what it needs is what is

@@ -27,8 +27,11 @@ pub enum Engine {
 /// A release of an engine, as far as its habits differ by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EngineVersion {
-    /// Major, minor and patch number; what follows them (`.post1`, `rc2`) is cut off.
+    /// Major, minor and patch number.
     pub numbers: [u32; 3],
+    /// Whether something follows them (`.post1`, `rc2`): for what a release does by default that makes no
+    /// difference, and where one release was read it is another.
+    pub has_suffix: bool,
 }
 
 impl EngineVersion {
@@ -48,14 +51,16 @@ impl EngineVersion {
             }
             *number = part[..digits].parse().ok()?;
         }
-        Some(Self { numbers })
+        let plain = numbers.map(|number| number.to_string()).join(".");
+        let short = plain.strip_suffix(".0").unwrap_or(&plain);
+        Some(Self { numbers, has_suffix: text != plain && text != short })
     }
 }
 
 impl std::fmt::Display for EngineVersion {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [major, minor, patch] = self.numbers;
-        write!(formatter, "{major}.{minor}.{patch}")
+        write!(formatter, "{major}.{minor}.{patch}{}", if self.has_suffix { ".x" } else { "" })
     }
 }
 
@@ -201,8 +206,8 @@ const VLLM_SOFT_VARIABLES: &[EngineVariable] =
     &[EngineVariable { name: "NCCL_CUMEM_ENABLE", value: "0", overridable: true }];
 
 /// The first release of vLLM that keeps what the user set, and the first that sets nothing.
-const VLLM_KEEPS: EngineVersion = EngineVersion { numbers: [0, 9, 1] };
-const VLLM_SETS_NOTHING: EngineVersion = EngineVersion { numbers: [0, 10, 2] };
+const VLLM_KEEPS: EngineVersion = EngineVersion { numbers: [0, 9, 1], has_suffix: false };
+const VLLM_SETS_NOTHING: EngineVersion = EngineVersion { numbers: [0, 10, 2], has_suffix: false };
 
 impl Engine {
     /// NCCL communicators over all ranks of a tensor-parallel group that a server has open while it
@@ -520,6 +525,12 @@ mod tests {
         assert_eq!(of(" v0.5.3.post1 "), Some([0, 5, 3]));
         assert_eq!(of("0.11.0rc2"), Some([0, 11, 0]));
         assert_eq!(of("0.9"), Some([0, 9, 0]));
+        // Where a release was read, one with something behind its numbers is another; a record keeps that.
+        let read_again = |text: &str| EngineVersion::parse(&EngineVersion::parse(text).unwrap().to_string()).unwrap();
+        for (text, has_suffix) in [("0.5.3", false), ("v0.10", false), ("0.5.3.post1", true), ("0.11.0rc2", true)] {
+            assert_eq!(EngineVersion::parse(text).unwrap().has_suffix, has_suffix, "{text}");
+            assert_eq!(read_again(text), EngineVersion::parse(text).unwrap(), "{text}");
+        }
         assert!(EngineVersion::parse("0.9.2") < EngineVersion::parse("0.10.0"));
         for wrong in ["", "latest", "1", "0..1", "0.9x.1", "1234567.0.0", "-1.0"] {
             assert_eq!(of(wrong), None, "{wrong}");

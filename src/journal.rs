@@ -266,6 +266,7 @@ fn unsound(line: &JournalLine) -> Option<&'static str> {
         Event::CellFailed { block, launch, duration_s, .. } => (&[*block, *launch], *duration_s),
         Event::LaunchEnded { launch, duration_s, .. } => (&[*launch], *duration_s),
         Event::OverlapChecked { check, .. } => (&[], check.duration_s),
+        Event::GatePassed(gate) => (&[gate.block, gate.launch], gate.duration_s),
         Event::MemoryMeasured { block, launch, .. } => (&[*block, *launch], 0.0),
         // What is in force from there on ends up in the answer's files.
         Event::RepairTried { variable, value, .. }

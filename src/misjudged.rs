@@ -23,10 +23,8 @@ use std::collections::BTreeSet;
 use crate::machine::{CpuNode, CpuVendor, Gpu, PathKind, PcieLink, Topology, Upstream};
 use crate::nccl_log::NcclLog;
 use crate::nccl_model::graph_file::FileGraph;
-use crate::nccl_model::{Communicator, Graph, GraphFile, Pattern, Transport};
+use crate::nccl_model::{self, Communicator, Graph, GraphFile, Pattern, Transport};
 
-/// What NCCL counts on where its search found nothing.
-const NOMINAL_GBPS: f64 = 0.1;
 /// Below this share of what the links carry, NCCL counts on too little.
 const TOO_LITTLE: f64 = 0.6;
 /// The most that one channel is given.
@@ -61,7 +59,7 @@ impl Found {
     pub fn by_log(log: &NcclLog) -> Option<Self> {
         let ring = log.graphs.iter().find(|graph| graph.pattern == Pattern::Ring.number())?;
         let ring_gbps = f64::from(ring.channels) * ring.bandwidth_gb_per_s;
-        let is_nominal = (ring.bandwidth_gb_per_s - NOMINAL_GBPS).abs() < 1e-6;
+        let is_nominal = (ring.bandwidth_gb_per_s - f64::from(nccl_model::FALLBACK_GBPS)).abs() < 1e-6;
         Some(Self { ring_gbps, is_fallback: is_nominal || log.fell_back_to_simple_order, is_direct: None })
     }
 }
@@ -115,16 +113,7 @@ impl Ring {
 
 /// GB/s of a PCIe link in each direction, in NCCL's units, at the speed it is built for.
 fn link_gbps(link: PcieLink) -> Option<f64> {
-    let lane_gbps = match link.generation {
-        1 => 0.1875,
-        2 => 0.375,
-        3 => 0.75,
-        4 => 1.5,
-        5 => 3.0,
-        6 => 6.0,
-        _ => return None,
-    };
-    Some(f64::from(link.width) * lane_gbps)
+    (1..=6).contains(&link.generation).then(|| f64::from(nccl_model::pcie_gbps(link.generation, link.width)))
 }
 
 /// GB/s in each direction between two sockets, at the least that boards of a generation are built with;

@@ -69,6 +69,29 @@ pub struct PassPlan {
 }
 
 impl LaunchPlan {
+    /// A launch that belongs to no block of a campaign: one communicator under these variables, which is called
+    /// `name` wherever it fails, at these points with as few replays as there may be.
+    pub fn alone(name: &str, environment: BTreeMap<String, String>, points: Vec<PointKey>) -> Self {
+        let arm = Arm {
+            id: ArmId(name.to_owned()),
+            name: name.to_owned(),
+            env: environment.clone(),
+            files: BTreeMap::new(),
+            server_args: Vec::new(),
+        };
+        let communicator =
+            CommunicatorPlan { arm, variables: BTreeMap::new(), points, checks: Vec::new(), passes: Vec::new() };
+        Self {
+            launch: 0,
+            block: 0,
+            phase: Phase::Search,
+            environment,
+            communicators: vec![communicator],
+            cell_time_ms: 0.0,
+            data_seed: 0,
+        }
+    }
+
     /// Cells of the launch.
     pub fn cell_count(&self) -> usize {
         let has_checks = |communicator: &CommunicatorPlan| usize::from(!communicator.checks.is_empty());

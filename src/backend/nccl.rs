@@ -5,7 +5,6 @@ mod checks;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom};
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -243,39 +242,6 @@ impl NcclBackend {
     /// A value as a worker must see it: what names a file of the run leads there.
     fn seen(&self, name: &str, value: &str) -> String {
         space::file_in(&self.setup.files, name, value).map_or_else(|| value.to_owned(), |path| text_of(&path))
-    }
-}
-
-impl NcclBackend {
-    /// What NCCL makes of the machine by default: what each rank logged of a communicator that was opened
-    /// and left again, with nothing measured on it. Nothing where it could not be opened: whoever measures
-    /// finds out why.
-    pub fn look(&mut self) -> Result<Vec<NcclLog>, BackendError> {
-        let arm = space::arm("default", BTreeMap::new(), BTreeMap::new());
-        let plan = LaunchPlan {
-            launch: 0,
-            block: 0,
-            phase: Phase::Search,
-            environment: BTreeMap::new(),
-            communicators: vec![CommunicatorPlan {
-                arm,
-                variables: BTreeMap::new(),
-                points: Vec::new(),
-                checks: Vec::new(),
-                passes: Vec::new(),
-            }],
-            cell_time_ms: 0.0,
-            data_seed: 0,
-        };
-        let mut launch = Launch::start(self, &plan)?;
-        let broken = launch.measure(&mut |_| ControlFlow::Continue(())).err();
-        let logs = std::mem::take(&mut launch.logs);
-        launch.end(None, &self.setup.logs)?;
-        match broken {
-            None => Ok(logs),
-            Some(broken) if broken.gpu_suspect => self.prove_gpus().map(|()| Vec::new()),
-            Some(_) => Ok(Vec::new()),
-        }
     }
 }
 

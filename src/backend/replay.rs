@@ -114,6 +114,8 @@ pub struct ReplayBackend {
     cells: BTreeMap<Phase, Blocks<PointKey, CellMeasurement>>,
     passes: Blocks<PassKey, PassMeasurement>,
     failures: BTreeMap<ArmId, Outcome>,
+    /// Where arms gave wrong results while they were timed: however many launches went well, that is what they do.
+    wrong: BTreeMap<ArmId, (Option<PointKey>, Outcome)>,
     gates: BTreeMap<ArmId, GatePass>,
     /// What made arms fail in the gate.
     gate_failures: BTreeMap<ArmId, Outcome>,
@@ -138,6 +140,7 @@ impl ReplayBackend {
             })
             .collect();
         let (mut failures, mut overlaps) = (BTreeMap::new(), BTreeMap::new());
+        let mut wrong = BTreeMap::new();
         let (mut gates, mut gate_failures) = (BTreeMap::new(), BTreeMap::new());
         for line in lines {
             match &line.event {
@@ -155,9 +158,17 @@ impl ReplayBackend {
                 Event::GatePassed(gate) => {
                     gates.insert(gate.arm.clone(), gate.clone());
                 }
-                Event::CellFailed { arm, outcome, block, .. } => {
-                    if phases.get(block) == Some(&Phase::Gate) {
-                        gate_failures.insert(arm.clone(), outcome.clone());
+                // What was repaired is not held against anybody.
+                Event::RepairTried { .. } => wrong.clear(),
+                Event::CellFailed { arm, point, outcome, block, .. } => {
+                    match phases.get(block) {
+                        Some(Phase::Gate) => {
+                            gate_failures.insert(arm.clone(), outcome.clone());
+                        }
+                        Some(Phase::Search | Phase::Final) if outcome.kind == OutcomeKind::WrongResult => {
+                            wrong.insert(arm.clone(), (*point, outcome.clone()));
+                        }
+                        _ => {}
                     }
                     failures.insert(arm.clone(), outcome.clone());
                 }
@@ -174,6 +185,7 @@ impl ReplayBackend {
             cells,
             passes,
             failures,
+            wrong,
             gates,
             gate_failures,
             overlaps,
@@ -203,6 +215,9 @@ impl ReplayBackend {
         communicator: &CommunicatorPlan,
     ) -> Result<Vec<CellMeasurement>, Box<Event>> {
         let (arm, points) = (&communicator.arm.id, communicator.points.as_slice());
+        if let Some((point, outcome)) = self.wrong.get(arm) {
+            return Err(Box::new(failed(plan, &communicator.arm, *point, outcome.clone())));
+        }
         let share = match self.assumed_noise {
             None => self.cells.get(&plan.phase).and_then(|blocks| blocks.share(plan.block, arm, points)),
             Some(_) => self.drawn(plan, arm, points).map(Share::Here),

@@ -405,10 +405,17 @@ enum Owner {
     Other(Option<Box<dyn FnOnce(*mut c_void)>>),
 }
 
-/// Values that are as well bytes: every pattern of bits is one, and nothing lies between them.
-pub trait Plain: Copy {}
+/// Values that are as well bytes: every pattern of bits is one, and nothing lies between them. That reading and
+/// writing device memory is sound rests on it, so nobody else can implement it.
+pub trait Plain: Copy + sealed::Sealed {}
 impl Plain for u8 {}
 impl Plain for u16 {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for u8 {}
+    impl Sealed for u16 {}
+}
 
 /// Device memory that is freed with its owner.
 pub struct DeviceBuffer {

@@ -136,7 +136,7 @@ impl Nccl {
     pub fn allocate(&self, path: &Path, device: &Device, bytes: usize) -> Result<DeviceBuffer, NcclError> {
         let no_allocator = |reason: String| NcclError {
             call: "ncclMemAlloc",
-            status: 5,
+            status: nccl_abi::INVALID_USAGE,
             name: "not there".to_owned(),
             detail: format!("{reason}; it came with NCCL 2.19"),
         };

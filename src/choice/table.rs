@@ -17,15 +17,10 @@ use crate::wording::plural;
 pub(super) fn veto(manifest: &Manifest, context: &SearchContext, evidence: &Evidence, arm: &Arm) -> Option<String> {
     let base = space::without_table(arm)?;
     let version = manifest.nccl.as_ref().map(|nccl| NcclVersion::from_code(nccl.version));
+    // Where no library was loaded, the rules of the release that this tool was checked on.
+    let version = version.unwrap_or(NcclVersion::v2(28, 9));
     let opens = base.env.get("NCCL_PROTO").is_some_and(|text| {
-        let reading = knob::read_as_nccl("NCCL_PROTO", text, version.unwrap_or(NcclVersion::v2(28, 9)));
-        match reading.value {
-            knob::ReadValue::Lists(lists) => context.points.iter().any(|point| {
-                let words = lists.selected_for(point.collective.log_name());
-                words.is_some_and(|words| words.contains(&"LL128"))
-            }),
-            _ => false,
-        }
+        context.points.iter().any(|point| knob::opens_ll128(text, version, point.collective.log_name()))
     });
     if opens {
         return Some(

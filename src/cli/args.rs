@@ -276,7 +276,7 @@ pub(super) struct WorkloadArgs {
     #[arg(
         long,
         value_name = "all-reduce|all-gather|reduce-scatter|broadcast|reduce|send-recv",
-        value_parser = parse_collective,
+        value_parser = parse_any_collective,
         requires = "sizes"
     )]
     pub(super) collective: Option<Collective>,
@@ -753,8 +753,8 @@ pub(super) struct ImportArgs {
     /// The collective, where the output does not say.
     #[arg(
         long,
-        value_name = "NAME",
-        value_parser = PossibleValuesParser::new(COLLECTIVES.map(Collective::name)).map(|text| collective(&text))
+        value_name = "all-reduce|all-gather|reduce-scatter|broadcast|reduce|send-recv",
+        value_parser = parse_any_collective
     )]
     pub(super) collective: Option<Collective>,
 
@@ -787,20 +787,6 @@ pub(super) struct ManArgs {
     pub(super) out: Option<PathBuf>,
 }
 
-const COLLECTIVES: [Collective; 6] = [
-    Collective::AllReduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::SendRecv,
-];
-
-/// The parser has checked the name.
-fn collective(name: &str) -> Collective {
-    COLLECTIVES.into_iter().find(|known| known.name() == name).unwrap_or(Collective::AllReduce)
-}
-
 fn parse_engine(text: &str) -> Result<Engine, String> {
     Engine::parse(text).ok_or_else(|| "one of sglang, vllm, torch, none".to_owned())
 }
@@ -830,19 +816,22 @@ fn parse_message_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Collectives that NCCL makes a choice for, as anybody writes them.
+/// Operations of a server, as anybody writes them.
+fn parse_any_collective(text: &str) -> Result<Collective, String> {
+    parse_one_of(text, &Collective::ALL)
+}
+
+/// Those that NCCL makes a choice for.
 fn parse_collective(text: &str) -> Result<Collective, String> {
-    const KNOWN: [Collective; 5] = [
-        Collective::AllReduce,
-        Collective::AllGather,
-        Collective::ReduceScatter,
-        Collective::Broadcast,
-        Collective::Reduce,
-    ];
+    parse_one_of(text, &Collective::ALL.into_iter().filter(|known| *known != Collective::SendRecv).collect::<Vec<_>>())
+}
+
+fn parse_one_of(text: &str, known: &[Collective]) -> Result<Collective, String> {
     let plain = |text: &str| text.replace(['-', '_'], "").to_ascii_lowercase();
-    KNOWN.into_iter().find(|known| plain(known.name()) == plain(text)).ok_or_else(|| {
-        let near = nearest_name(text, KNOWN.map(Collective::name)).map(|near| format!("did you mean {near}? "));
-        format!("{}one of {}", near.unwrap_or_default(), KNOWN.map(Collective::name).join(", "))
+    known.iter().copied().find(|one| plain(one.name()) == plain(text)).ok_or_else(|| {
+        let names: Vec<&str> = known.iter().map(|one| one.name()).collect();
+        let near = nearest_name(text, names.iter().copied()).map(|near| format!("did you mean {near}? "));
+        format!("{}one of {}", near.unwrap_or_default(), names.join(", "))
     })
 }
 
@@ -935,6 +924,7 @@ mod tests {
         }
         assert!(parse_collective("all-redcue").unwrap_err().contains("did you mean all-reduce?"));
         assert!(parse_collective("send-recv").is_err());
+        assert_eq!(parse_any_collective("send_recv"), Ok(Collective::SendRecv));
         for text in ["2.28.9", "v2.28.9-1", "2.28.9+cuda13.0"] {
             assert_eq!(parse_release(text), Ok(NcclVersion::v2(28, 9)));
         }

@@ -310,8 +310,9 @@ fn run_doctor(args: &DoctorArgs, printer: &Printer) -> Result<u8, Failure> {
         environment,
     };
     let mut progress = Progress::new(printer);
-    let (report, refusal) = doctor(&request, &mut |update| progress.hear(&update))?;
+    let answer = doctor(&request, &mut |update| progress.hear(&update));
     progress.finish();
+    let (report, refusal) = answer?;
     // Evidence may be long; folded it can be read in a pipe and a log, too.
     print(&checks_table(&report, args.format.format, Printer::width().or(Some(120)))?)?;
     Ok(if refusal.is_some() { ErrorKind::MachineUnfit.exit_status() } else { 0 })

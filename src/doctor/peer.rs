@@ -71,7 +71,7 @@ fn bridges(sight: &Sight<'_>, gpu: &Gpu) -> Option<Vec<String>> {
     Some(above.filter(|part| is_address(part)).collect())
 }
 
-fn joined_by_nvlink(sight: &Sight<'_>) -> bool {
+pub(super) fn joined_by_nvlink(sight: &Sight<'_>) -> bool {
     !sight.gpus.is_empty() && sight.gpus.iter().all(|gpu| gpu.nvlinks.is_some_and(|links| links > 0))
 }
 

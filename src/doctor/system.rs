@@ -163,7 +163,7 @@ const TRANSLATES: &str = "peer access over PCIe may hang or corrupt data behind 
                           with iommu=pt, or leave NCCL_P2P_LEVEL alone";
 
 pub(super) fn iommu(sight: &Sight<'_>) -> Finding {
-    if !sight.gpus.is_empty() && sight.gpus.iter().all(|gpu| gpu.nvlinks.is_some_and(|links| links > 0)) {
+    if super::peer::joined_by_nvlink(sight) {
         return Finding::pass("the GPUs are joined by NVLink, which passes no IOMMU");
     }
     match sight.has_entries("/sys/class/iommu") {

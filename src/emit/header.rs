@@ -118,7 +118,7 @@ pub fn read_header(text: &str) -> Header {
             // The value may hold blanks in the shell form; the remark behind it is in parentheses.
             let assignment = condition.rsplit_once(" (").map_or(condition, |(assignment, _)| assignment);
             header.conditions.push(assignment.to_owned());
-        } else if let Some(word) = ["SIMULATED", "REPLAYED", "IMPORTED", "HOST-MEMORY"]
+        } else if let Some(word) = ["SIMULATED", "REPLAYED", "REDRAWN", "IMPORTED", "HOST-MEMORY"]
             .into_iter()
             .find(|word| line.strip_prefix(word).is_some_and(|rest| rest.is_empty() || rest.starts_with(':')))
         {

@@ -85,7 +85,7 @@ mod tests {
     fn only_releases_that_were_read_have_evidence() {
         assert_eq!(mixing_evidence(Engine::Sglang, Some("0.4.9")).unwrap().captured, "pynccl");
         assert!(mixing_evidence(Engine::Sglang, Some("v0.5.3")).unwrap().only_without.contains("--enable-symm-mem"));
-        for version in ["0.5.4", "0.4.90", "", "0.5"] {
+        for version in ["0.5.4", "0.4.90", "", "0.5", "0.5.3.x", "0.5.3.post1"] {
             let why = mixing_evidence(Engine::Sglang, Some(version)).unwrap_err();
             assert!(why.contains("known: 0.4.9, 0.5.3"), "{why}");
         }

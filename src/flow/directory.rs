@@ -63,7 +63,7 @@ pub(super) fn create(path: &Path) -> Result<bool, Failure> {
 /// directory too, if it was made for it.
 pub(super) fn clear<'a>(path: &Path, made: bool, files: impl Iterator<Item = &'a str>) {
     // The directory stays as it is where even this fails; the error that led here is told.
-    for file in files.chain([MANIFEST_FILE, MACHINE_FILE]) {
+    for file in files.chain([MANIFEST_FILE, MACHINE_FILE, crate::file_kind::PLUGIN_FILE]) {
         let _ = fs_err::remove_file(path.join(file));
     }
     if made {

@@ -105,7 +105,12 @@ fn check(name: &str, group: &str, question: &str, verdict: CheckVerdict, evidenc
 
 fn links_check(found: Option<&ColdAndWarm>) -> Check {
     let (verdict, evidence, advice) = match found {
-        None => (CheckVerdict::Unknown, "this release does not ask how fast a link is just now".to_owned(), ""),
+        None => (
+            CheckVerdict::Unknown,
+            "not compared: this release does not ask how fast a link is just now, or its search could not be looked at"
+                .to_owned(),
+            "",
+        ),
         Some(found) => match colder(found) {
             None => (CheckVerdict::Pass, "it finds the same after idling as after copies".to_owned(), ""),
             Some(difference) => (

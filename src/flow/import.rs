@@ -142,7 +142,7 @@ pub fn import(request: &ImportRequest) -> Result<Imported, Failure> {
     let made = if existing { false } else { directory::create(&request.out)? };
     if let Err(failure) = write(&request.out, &manifest, events, &evidence) {
         if !existing {
-            directory::clear(&request.out, made, std::iter::empty());
+            directory::clear(&request.out, made, [JOURNAL_FILE, LOCK_FILE].into_iter());
         }
         return Err(failure);
     }

@@ -270,11 +270,21 @@ mod tests {
         Topology::of_layout(Layout::Sys2, gpus, [12, 0], PcieLink::x16(5), &cpu).unwrap()
     }
 
+    fn case<'a>(
+        gpus: &'a [Gpu],
+        workload: &'a Workload,
+        pins: &'a BTreeMap<String, String>,
+        risks: &'a BTreeSet<String>,
+    ) -> Case<'a> {
+        let wish = RepairGraph::Auto;
+        Case { wish, gpus, gpus_in_box: gpus.len(), workload, pins, version: VERSION, risks }
+    }
+
     /// What comes of eight GPUs between two sockets.
     fn of_eight(wish: RepairGraph, gpus_in_box: usize, workload: &Workload, sight: &Sight) -> (Repaired, RunFiles) {
         let gpus: Vec<Gpu> = (0..8).map(fixtures::gpu).collect();
         let (pins, risks) = (BTreeMap::new(), BTreeSet::new());
-        let case = Case { wish, gpus: &gpus, gpus_in_box, workload, pins: &pins, version: VERSION, risks: &risks };
+        let case = Case { wish, gpus_in_box, ..case(&gpus, workload, &pins, &risks) };
         assert_eq!(case.is_open(), wish != RepairGraph::Never);
         let mut files = RunFiles::default();
         (case.repaired(sight, &mut files).unwrap(), files)
@@ -347,15 +357,7 @@ mod tests {
         let sight = Sight { topology: Err("no /sys".to_owned()), logs: (10..18).map(log).collect() };
         let gpus: Vec<Gpu> = (0..8).map(fixtures::gpu).collect();
         let (pins, risks, workload) = (BTreeMap::new(), BTreeSet::new(), workload(8));
-        let case = Case {
-            wish: RepairGraph::Auto,
-            gpus: &gpus,
-            gpus_in_box: 8,
-            workload: &workload,
-            pins: &pins,
-            version: VERSION,
-            risks: &risks,
-        };
+        let case = case(&gpus, &workload, &pins, &risks);
         assert_eq!(case.devices(&sight), (10..18).collect::<Vec<_>>());
         let repaired = case.repaired(&sight, &mut RunFiles::default()).unwrap();
         assert_eq!(repaired.misjudged.unwrap().source, "log");
@@ -366,15 +368,7 @@ mod tests {
         let gpus: Vec<Gpu> = (0..8).map(fixtures::gpu).collect();
         let pins = BTreeMap::from([("NCCL_GRAPH_FILE".to_owned(), "/etc/ring.xml".to_owned())]);
         let (risks, workload) = (BTreeSet::new(), workload(8));
-        let case = Case {
-            wish: RepairGraph::Auto,
-            gpus: &gpus,
-            gpus_in_box: 8,
-            workload: &workload,
-            pins: &pins,
-            version: VERSION,
-            risks: &risks,
-        };
+        let case = case(&gpus, &workload, &pins, &risks);
         assert!(!case.is_open());
     }
 }

@@ -1,8 +1,6 @@
 //! After the final: do captured and uncaptured collectives of a communicator survive each other, where a
 //! finalist took away what keeps them apart?
 
-use std::collections::BTreeMap;
-
 use rand::RngExt;
 
 use super::{Listener, Update};
@@ -33,7 +31,7 @@ pub(super) fn check_overlaps(
             "{}: captured and uncaptured collectives are made to overlap for {seconds} s",
             arm.name
         )));
-        let mut environment: BTreeMap<String, String> = arm.env.clone();
+        let mut environment = crate::space::variables(&arm);
         for (variable, value, _) in evidence.repairs() {
             environment.entry(variable.clone()).or_insert_with(|| value.clone());
         }

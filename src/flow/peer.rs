@@ -17,7 +17,7 @@ use rand::RngExt;
 
 use crate::backend::nccl::{NcclBackend, NcclSetup};
 use crate::backend::simulated::SimulatedPeers;
-use crate::backend::{Backend as _, BackendError, CommunicatorPlan, LaunchPlan};
+use crate::backend::{Backend as _, BackendError, LaunchPlan};
 use crate::clock::{Clock, wall_time};
 use crate::collective::{Collective, DataType};
 use crate::discovery::{DiscoveryError, ask_within, gpus_answer};
@@ -29,8 +29,8 @@ use crate::probe::Question;
 use crate::process::Supervisor;
 use crate::quarantine::{Store, failure_words};
 use crate::record::{
-    Arm, ArmId, BufferKind, CheckReport, CheckVerdict, ColdAndWarm, Event, FingerprintParts, Outcome, OutcomeKind,
-    PeerOutcome, PeerReport, PeerStep, PeerTier, Phase, PointKey, QuarantineEntry,
+    BufferKind, CheckReport, CheckVerdict, ColdAndWarm, Event, FingerprintParts, Outcome, OutcomeKind, PeerOutcome,
+    PeerReport, PeerStep, PeerTier, PointKey, QuarantineEntry,
 };
 use crate::seed::Seed;
 use crate::wording::plural;
@@ -191,7 +191,7 @@ impl Live<'_> {
 
     /// A probe does by itself what each rank does in a phase of its own, and then something.
     fn probe_limit(&self) -> Option<Duration> {
-        self.phase_limit.map(|limit| limit * (self.ranks() + 1))
+        self.phase_limit.map(|limit| limit.saturating_mul(self.ranks() + 1))
     }
 
     fn ranks(&self) -> u32 {
@@ -370,30 +370,14 @@ impl Live<'_> {
         environment: BTreeMap<String, String>,
     ) -> Result<Result<Vec<Vec<String>>, Shut>, Failure> {
         let point = |bytes| PointKey::usual(Collective::AllReduce, DataType::Bf16, bytes, self.ranks());
-        let arm = Arm {
-            id: ArmId("peer-access".to_owned()),
-            name: "peer access".to_owned(),
-            env: environment.clone(),
-            files: BTreeMap::new(),
-            server_args: Vec::new(),
-        };
         // The default is only to show its transport, and takes little time for it.
         let after = if environment.is_empty() { "the default was run" } else { TESTED };
         let sizes = if environment.is_empty() { &SIZES_BYTES[..2] } else { &SIZES_BYTES[..] };
         let plan = LaunchPlan {
             launch,
-            block: 0,
-            phase: Phase::Search,
-            environment,
-            communicators: vec![CommunicatorPlan {
-                arm,
-                variables: BTreeMap::new(),
-                points: sizes.iter().copied().map(point).collect(),
-                passes: Vec::new(),
-                checks: Vec::new(),
-            }],
             cell_time_ms: CELL_TIME_MS,
             data_seed: Seed(self.seed).derive("peer-reductions", &format!("launch-{launch}")).random(),
+            ..LaunchPlan::alone("peer access", environment, sizes.iter().copied().map(point).collect())
         };
         let mut failed: Option<Outcome> = None;
         let ran = backend.run(&plan, &mut |event| {
@@ -462,14 +446,20 @@ impl PeerMemory<'_> {
     }
 
     fn remember(&self, kind: OutcomeKind, detail: &str, tell: &mut dyn FnMut(String)) {
-        let entry = QuarantineEntry {
-            machine: self.place.clone(),
-            arm: format!("{}={}", LEVEL.0, LEVEL.1),
-            env: self.env(),
-            outcome: Outcome { kind, detail: detail.to_owned() },
-            since: humantime::format_rfc3339_seconds(wall_time()).to_string(),
-            run: self.run.clone(),
-        };
+        self.keep(
+            QuarantineEntry {
+                machine: self.place.clone(),
+                arm: format!("{}={}", LEVEL.0, LEVEL.1),
+                env: self.env(),
+                outcome: Outcome { kind, detail: detail.to_owned() },
+                since: humantime::format_rfc3339_seconds(wall_time()).to_string(),
+                run: self.run.clone(),
+            },
+            tell,
+        );
+    }
+
+    fn keep(&self, entry: QuarantineEntry, tell: &mut dyn FnMut(String)) {
         if let Err(error) = self.store.remember(entry) {
             tell(format!("later runs will not know what peer access did here: {error}"));
         }
@@ -485,7 +475,7 @@ impl PeerMemory<'_> {
     /// As if nothing had been tested.
     fn restore(&self, before: Option<QuarantineEntry>, tell: &mut dyn FnMut(String)) {
         match before {
-            Some(before) => self.remember(before.outcome.kind, &before.outcome.detail, tell),
+            Some(before) => self.keep(before, tell),
             None => self.forget(tell),
         }
     }

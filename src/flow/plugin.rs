@@ -34,12 +34,23 @@ impl Plugin {
     /// came.
     pub(super) fn find(named: Option<&Path>) -> Result<Option<Self>, Failure> {
         if let Some(path) = named {
-            return Self::read(path).map(Some).map_err(|why| {
+            return Self::of_this_version(path).map(Some).map_err(|why| {
                 Failure::new(ErrorKind::Usage, format!("no tuner plugin of this tool: {why}"))
                     .with_hint(format!("--plugin names {PLUGIN_FILE}, which is built with nccltune"))
             });
         }
-        Ok(places().into_iter().find_map(|path| Self::read(&path).ok()))
+        Ok(places().into_iter().find_map(|path| Self::of_this_version(&path).ok()))
+    }
+
+    /// For a new run, which must not rest on what another version does. A run that is there has its own copy, known by
+    /// its SHA-256.
+    fn of_this_version(path: &Path) -> Result<Self, String> {
+        let plugin = Self::read(path)?;
+        let (version, own) = (&plugin.record.version, env!("CARGO_PKG_VERSION"));
+        if version != own {
+            return Err(format!("{} is of version {version}, and this is nccltune {own}", path.display()));
+        }
+        Ok(plugin)
     }
 
     /// The plugin of a run, which must be the one that its tables were measured with.
@@ -66,13 +77,6 @@ impl Plugin {
         }
         let bytes = fs_err::read(path).map_err(|error| error.to_string())?;
         let version = version(&bytes).ok_or_else(|| format!("{} is another library", path.display()))?;
-        if version != env!("CARGO_PKG_VERSION") {
-            return Err(format!(
-                "{} is of version {version}, and this is nccltune {}",
-                path.display(),
-                env!("CARGO_PKG_VERSION")
-            ));
-        }
         let sha256 = Fingerprint::of_bytes(&bytes).as_str().to_owned();
         Ok(Self { bytes, record: PluginRecord { version, sha256 } })
     }

@@ -126,8 +126,8 @@ impl Tables {
             .with_hint("name it with --plugin PATH, or build it: cargo build")),
             (None, None) => {
                 tell(format!(
-                    "no tuner table is tried: {PLUGIN_FILE} is neither beside this program nor in deps/ or \
-                     ../lib/nccltune from there; --plugin PATH names it"
+                    "no tuner table is tried: {PLUGIN_FILE} of this version is neither beside this program nor in deps/ \
+                     or ../lib/nccltune from there; --plugin PATH names it"
                 ));
                 Ok(Self::default())
             }

@@ -60,7 +60,7 @@ const DEFAULT_SEED: u64 = 1;
 /// The simulated machine that is used where there is no GPU.
 const DEFAULT_MACHINE: &str = "rtx-pro-6000-x8";
 /// The NCCL whose rules apply where none is loaded: the one this tool was checked on.
-const ASSUMED_VERSION: NcclVersion = NcclVersion::v2(28, 9);
+const ASSUMED_VERSION: NcclVersion = crate::doctor::VERIFIED;
 
 /// What the user asked for; what is `None` or empty has a default.
 #[derive(Debug, Clone, Default)]
@@ -1267,10 +1267,12 @@ fn run(
 ) -> Result<TuneEnd, Failure> {
     let Opened { mut journal, mut evidence, mut clock } = opened;
     let pinned = as_map(&prepared.manifest.pins);
-    let mut memory = Memory::of(request.state_folder.as_deref(), &prepared.manifest, directory);
+    let mut memory = Memory::of(request.state_folder.as_deref(), &whole(prepared.manifest.clone()), directory);
     let (mut manifest, mut context) = (prepared.manifest.clone(), prepared.context.clone());
-    // What was made before the finalists were chosen is among them; otherwise it joins where the search ends.
-    let mut made = evidence.finalists().is_some();
+    // Tables that a run taken up again has made already are searched among from the start, as they were when it was
+    // stopped; otherwise they join where the search ends.
+    let has_tables = manifest.tables.as_ref().is_some_and(|tables| !tables.arms.is_empty());
+    let mut made = evidence.finalists().is_some() || request.resume && has_tables;
     if made {
         join(&mut context, &manifest);
     }
@@ -1304,6 +1306,8 @@ fn run(
             }
         }
         join(&mut context, &manifest);
+        // What a table does is remembered like anything else.
+        memory = Memory::of(request.state_folder.as_deref(), &whole(manifest.clone()), directory);
     };
     let manifest = whole(manifest);
     let is_cut_off = ending == Ending::Complete

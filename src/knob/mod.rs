@@ -301,6 +301,14 @@ pub fn proof_lines() -> impl Iterator<Item = &'static str> {
     })
 }
 
+/// Whether a value of NCCL_PROTO lets NCCL run a collective, by the name it has in NCCL's log, with LL128.
+pub fn opens_ll128(text: &str, version: NcclVersion, collective: &str) -> bool {
+    match read_as_nccl("NCCL_PROTO", text, version).value {
+        ReadValue::Lists(lists) => lists.selected_for(collective).is_some_and(|words| words.contains(&"LL128")),
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! What a machine is, as far as a tuning run must know it. Types only: `discovery` fills them.
+//! What a machine is, as far as a tuning run must know it. Types, and what they must keep to: `discovery` fills them.
 
 mod topology;
 

@@ -558,12 +558,12 @@ fn check_link(link: PcieLink) -> Result<(), String> {
     }
 }
 
-fn check_address<'a>(address: &'a str, seen: &mut BTreeSet<&'a str>) -> Result<(), String> {
-    if pci_number(address).is_none() {
+fn check_address(address: &str, seen: &mut BTreeSet<u64>) -> Result<(), String> {
+    let Some(number) = pci_number(address) else {
         let shown: String = address.chars().take(40).collect();
         return Err(format!("{shown:?} is no PCI address; one looks like \"0000:21:00.0\""));
-    }
-    if seen.insert(address) { Ok(()) } else { Err(format!("two devices have the PCI address {address}")) }
+    };
+    if seen.insert(number) { Ok(()) } else { Err(format!("two devices have the PCI address {address}")) }
 }
 
 /// "0000:21:00.0" as the number NCCL compares and sorts by.

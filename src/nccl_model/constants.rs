@@ -15,7 +15,7 @@ pub(super) const LOCAL_GBPS: f32 = 5000.0;
 /// `graph/topo.h`, PCI_BW; `graph/tuning.cc`, ncclTopoTuneModel.
 pub(super) const SLOW_RING_GBPS: f32 = 12.0;
 /// What NCCL takes a channel for that no search found. `graph/search.cc`, end of ncclTopoCompute.
-pub(super) const FALLBACK_GBPS: f32 = 0.1;
+pub const FALLBACK_GBPS: f32 = 0.1;
 
 /// Threads of a warp.
 pub(super) const WARP: u32 = 32;
@@ -39,7 +39,7 @@ pub(super) const NVLS_HEADS: usize = 32;
 const PCIE_LANE: [u32; 7] = [0, 15, 30, 60, 120, 240, 480];
 
 /// GB/s of a PCIe link in one direction. `graph/topo.cc`, ncclTopoAddPci.
-pub(super) fn pcie_gbps(generation: u32, width: u32) -> f32 {
+pub fn pcie_gbps(generation: u32, width: u32) -> f32 {
     let lane = PCIE_LANE.get(generation as usize).copied().unwrap_or(60);
     (f64::from(width * lane) / 80.0) as f32
 }

@@ -26,6 +26,7 @@ mod tuning;
 use crate::machine::PathKind;
 
 pub use communicator::Communicator;
+pub use constants::{FALLBACK_GBPS, pcie_gbps};
 pub use error::ModelError;
 pub use finding::Finding;
 pub use graph_file::{GraphFile, GraphFileError};

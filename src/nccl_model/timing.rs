@@ -219,7 +219,7 @@ impl Law {
         }
     }
 
-    /// Every constant with its name, for those who fit them.
+    /// Every constant that is fitted, with its name.
     pub fn constants_mut(&mut self) -> Vec<(&'static str, &mut f64)> {
         let mut all = vec![
             ("sharing", &mut self.sharing),

@@ -190,7 +190,10 @@ fn ranks(config: &Config, beside: &[Listed]) -> (Option<u32>, String, Vec<Device
         return (None, "it lists no devices, so the number of processes is not known".to_owned(), devices);
     }
     let in_order = devices.iter().enumerate().all(|(process, device)| device.rank as usize == process * each as usize);
-    let count = (devices.len() as u64 * u64::from(each)).min(u64::from(MAX_RANKS)) as u32;
+    let count = devices.len() as u32 * each;
+    if listed.len() > devices.len() || count > MAX_RANKS {
+        return (None, "its list of devices is longer than is read".to_owned(), devices);
+    }
     if !in_order {
         return (None, "its list of devices is not whole".to_owned(), devices);
     }
@@ -209,7 +212,7 @@ fn nccl_variables(env: &[String]) -> Vec<(String, String)> {
         .iter()
         .filter_map(|entry| entry.split_once('='))
         .filter(|(name, _)| name.starts_with("NCCL_") && !name.starts_with("NCCL_TESTS_") && is_name(name))
-        .map(|(name, value)| (clipped(name), clipped(value)))
+        .map(|(name, value)| (clipped(name), value.trim().to_owned()))
         .take(512)
         .collect();
     variables.sort();

@@ -11,6 +11,8 @@ mod launch;
 mod prefix;
 mod text;
 
+use itertools::Itertools as _;
+
 use crate::collective::{Collective, DataType};
 use crate::error_kind::{Classified, ErrorKind};
 use crate::wording::printable;
@@ -283,14 +285,12 @@ fn collective_of(program: &str) -> Option<Collective> {
 /// Ranks of one operation, from the list of devices: all of them, or those of a group where the ranks
 /// were split and every group is as large.
 fn ranks_of(devices: &[Device], count: u32) -> Result<u32, String> {
-    let groups: std::collections::BTreeSet<u32> = devices.iter().map(|device| device.group).collect();
+    let groups = devices.iter().counts_by(|device| device.group);
     if groups.len() <= 1 {
         return Ok(count);
     }
-    let sizes: std::collections::BTreeSet<usize> =
-        groups.iter().map(|group| devices.iter().filter(|device| device.group == *group).count()).collect();
-    match sizes.first() {
-        Some(size) if sizes.len() == 1 && devices.len() == count as usize => Ok(*size as u32),
+    match groups.values().all_equal_value() {
+        Ok(size) if devices.len() == count as usize => Ok(*size as u32),
         _ => Err(format!("they were split into {} groups of different sizes", groups.len())),
     }
 }

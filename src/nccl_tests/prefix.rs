@@ -129,7 +129,7 @@ pub(super) fn log_start(line: &str) -> Option<LogStart> {
         if !is_number(pid) || !is_number(thread) {
             continue;
         }
-        let start = before[..colon].rfind(char::is_whitespace).map_or(0, |at| at + 1);
+        let start = before[..colon].trim_end_matches(|sign: char| !sign.is_whitespace()).len();
         // A time in brackets stands before the host where NCCL_DEBUG_TIMESTAMP_FORMAT asks for one.
         if let Some(open) = before[..start].rfind('[')
             && before[..start].trim_end().ends_with(']')
@@ -174,6 +174,11 @@ mod tests {
         let cut = |line: &str| {
             log_start(line).map(|start| (line[..start.at].to_owned(), line[start.at..start.host_end].to_owned()))
         };
+        // Blanks of more than one byte.
+        for blank in ["\u{a0}", "\u{2003}"] {
+            let found = cut(&format!("{blank}host:12:34 [0] NCCL INFO x"));
+            assert_eq!(found, Some((blank.to_owned(), "host".to_owned())), "{blank:?}");
+        }
         let pair = |head: &str, host: &str| Some((head.to_owned(), host.to_owned()));
         assert_eq!(cut("gpu01:12:34 [0] NCCL INFO x"), pair("", "gpu01"));
         assert_eq!(cut("  1024  256 gpu01:12:34 [0] NCCL INFO x"), pair("  1024  256 ", "gpu01"));

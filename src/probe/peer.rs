@@ -79,7 +79,7 @@ fn wrong_elements(sender: &Peer, receiver: &Peer, mover: &Peer, bytes: usize) ->
     receiver.device.write(&receiver.target, 0, &receiver.before)?;
     receiver.device.repeat(&receiver.target, PAGE_BYTES)?;
     receiver.device.synchronize()?;
-    mover.device.copy_between((&sender.device, &sender.source), (&receiver.device, &receiver.target), bytes)?;
+    mover.device.copy_between(&sender.source, &receiver.target, bytes)?;
     mover.device.synchronize()?;
     receiver.device.bind()?;
     let mut arrived = vec![0; bytes / 2];

@@ -96,6 +96,7 @@ pub(super) struct RunRow {
     pub(super) dtype: DataType,
     pub(super) bytes: u64,
     pub(super) ranks: u32,
+    pub(super) form: Form,
     pub(super) launches: u32,
     pub(super) median_us: Option<f64>,
     pub(super) ci95_us: Option<[f64; 2]>,
@@ -122,6 +123,8 @@ pub(super) fn run_csv(rows: &[RunRow]) -> String {
         "channels",
         "transport",
         "outcome",
+        "issue",
+        "placement",
     ];
     let record = |row: &RunRow| {
         let ran = row.effective.clone().unwrap_or_default();
@@ -142,6 +145,8 @@ pub(super) fn run_csv(rows: &[RunRow]) -> String {
             plain(ran.channels),
             ran.transport.unwrap_or_default(),
             row.outcome.name().to_owned(),
+            row.form.issue.name().to_owned(),
+            row.form.placement.name().to_owned(),
         ]
     };
     comma_separated(header, rows.iter().map(record))

@@ -6,6 +6,9 @@ use crate::units::{format_seconds, format_size, format_us};
 
 /// Width of every picture; the page scales it.
 const WIDTH: f64 = 720.0;
+/// Phases of a campaign in their order, with their names.
+pub(super) const PHASES: [(Phase, &str); 4] =
+    [(Phase::Search, "search"), (Phase::Gate, "smoke gate"), (Phase::Final, "final"), (Phase::Trial, "trial")];
 
 /// One arm over message sizes.
 pub(super) struct Series {
@@ -239,10 +242,8 @@ pub(super) fn timeline(title: &str, spans: &[Span], resumes: &[f64]) -> Option<S
     if spans.is_empty() || !(end > 0.0 && end.is_finite()) {
         return None;
     }
-    let phases: Vec<(Phase, &str)> = [(Phase::Search, "search"), (Phase::Final, "final"), (Phase::Trial, "trial")]
-        .into_iter()
-        .filter(|(phase, _)| spans.iter().any(|span| span.phase == *phase))
-        .collect();
+    let phases: Vec<(Phase, &str)> =
+        PHASES.into_iter().filter(|(phase, _)| spans.iter().any(|span| span.phase == *phase)).collect();
     let count = |phase: Phase| spans.iter().filter(|span| span.phase == phase).count();
     let described: Vec<String> = phases
         .iter()

@@ -51,6 +51,7 @@ svg .stroke.s1 { stroke-dasharray: 7 4; } svg .stroke.s2 { stroke-dasharray: 2 3
 svg .solid.s0, svg .mark.s0 { fill: var(--s0); } svg .solid.s1 { fill: var(--s1); }
 svg .block { stroke: var(--paper); stroke-width: .5; }
 svg .block.s0 { fill: var(--soft); } svg .block.s1 { fill: var(--s1); } svg .block.s2 { fill: var(--s2); }
+svg .block.s3 { fill: var(--s3); }
 @media print { body { font-size: 11px; } svg, .scroll { min-width: 0; overflow: visible; } h2 { break-after: avoid; }
   figure { break-inside: avoid; } }
 ";

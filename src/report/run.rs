@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use itertools::Itertools as _;
 use serde::Serialize;
 
 use super::comma_separated::{RunRow, run_csv};
 use super::document::{Document, Table};
-use super::figures::{Departure, Gain, Series, Span, gains, latency, scatter, timeline};
+use super::figures::{Departure, Gain, PHASES, Series, Span, gains, latency, scatter, timeline};
 use super::page::page;
 use super::tables::message;
 use super::verdict::add_verdict;
 use super::{ReportError, ran, to_json};
-use crate::collective::{Collective, DataType};
+use crate::collective::{Collective, DataType, Form};
 use crate::error_kind::{Classified, ErrorKind};
 use crate::evidence::{Evidence, LaunchValue, Objective, default_arm, measured_points};
 use crate::record::{
@@ -20,7 +21,7 @@ use crate::record::{
 };
 use crate::stats;
 use crate::units::{format_change, format_seconds, format_size, format_us, group_thousands, nearest_name};
-use crate::wording::{self, percent, plural};
+use crate::wording::{self, operation, percent, plural};
 
 /// Arms shown one by one; the rest stands in summary.csv.
 const ARMS_SHOWN: usize = 12;
@@ -262,10 +263,10 @@ fn median_and_interval(values: &[&LaunchValue]) -> Option<(f64, Option<[f64; 2]>
 
 fn pictures(document: &mut Document, run: &Run<'_>) {
     let points = measured_points(&run.manifest.workload);
-    let mut kinds: Vec<(Collective, DataType)> = points.iter().map(|point| (point.collective, point.dtype)).collect();
-    kinds.dedup();
+    let kind = |point: &PointKey| (point.collective, point.dtype, point.ranks, point.form);
+    let kinds: Vec<_> = points.iter().map(kind).unique().collect();
     let shown = shown_arms(run);
-    for (collective, dtype) in kinds.into_iter().take(LATENCIES_DRAWN) {
+    for drawn @ (collective, dtype, _, form) in kinds.into_iter().take(LATENCIES_DRAWN) {
         let series: Vec<Series> = shown
             .iter()
             .filter(|(_, role)| run.choice.is_none() || *role != "finalist")
@@ -274,7 +275,7 @@ fn pictures(document: &mut Document, run: &Run<'_>) {
                 label: if *role == "arm" { arm.name.clone() } else { (*role).to_owned() },
                 points: points
                     .iter()
-                    .filter(|point| point.collective == collective && point.dtype == dtype)
+                    .filter(|point| kind(point) == drawn)
                     .filter_map(|point| {
                         let (median, interval) = median_and_interval(&values(run, &arm.id, *point))?;
                         Some((point.bytes, median, interval))
@@ -293,8 +294,9 @@ fn pictures(document: &mut Document, run: &Run<'_>) {
                 format!("{look}: {}{arm}. ", series.label)
             })
             .collect();
-        if let Some(svg) = latency(&format!("Latency of {collective} {dtype} by message size"), &series) {
-            document.heading(format!("Latency by size: {collective} {dtype}"));
+        let what = operation(collective, dtype, form);
+        if let Some(svg) = latency(&format!("Latency of {what} by message size"), &series) {
+            document.heading(format!("Latency by size: {what}"));
             document.figure(
                 svg,
                 format!(
@@ -427,7 +429,7 @@ fn ran_by_arm(document: &mut Document, run: &Run<'_>) {
     columns.extend(titles.iter().map(String::as_str));
     let mut table = Table::new(&columns);
     for point in &points {
-        let mut row = vec![format!("{} {}", point.collective, point.dtype), format_size(point.bytes)];
+        let mut row = vec![operation(point.collective, point.dtype, point.form), format_size(point.bytes)];
         row.extend(
             shown.iter().map(|(arm, _)| effective(&arm.id, *point).map_or_else(dash, |effective| ran(&effective))),
         );
@@ -443,6 +445,8 @@ struct Spread {
     collective: Collective,
     dtype: DataType,
     bytes: u64,
+    #[serde(flatten)]
+    form: Form,
     launches: u32,
     median_us: f64,
     /// Standard deviation over launches, as a share of the median.
@@ -467,6 +471,7 @@ fn spreads(run: &Run<'_>) -> Vec<Spread> {
                 collective: point.collective,
                 dtype: point.dtype,
                 bytes: point.bytes,
+                form: point.form,
                 launches: medians.len() as u32,
                 median_us,
                 standard_deviation: stats::standard_deviation(&medians).map(|deviation| deviation / median_us),
@@ -499,7 +504,7 @@ fn noise(document: &mut Document, run: &Run<'_>) {
     for spread in &spreads {
         let [bytes, size] = message(spread.bytes);
         table.row(vec![
-            format!("{} {}", spread.collective, spread.dtype),
+            operation(spread.collective, spread.dtype, spread.form),
             bytes,
             size,
             spread.launches.to_string(),
@@ -625,7 +630,7 @@ fn campaign(document: &mut Document, run: &Run<'_>) {
         );
     }
     let mut table = Table::new(&["phase", ">blocks", ">launches", ">failures", ">begins", ">ends"]);
-    for (phase, name) in [(Phase::Search, "search"), (Phase::Final, "final"), (Phase::Trial, "trial")] {
+    for (phase, name) in PHASES {
         let of: Vec<&BlockTime> = blocks.iter().filter(|block| block.phase == phase).collect();
         let (Some(first), Some(last)) = (of.first(), of.last()) else { continue };
         let timed = last.end_s > 0.0;
@@ -726,6 +731,7 @@ fn rows(run: &Run<'_>) -> Vec<RunRow> {
                 dtype: point.dtype,
                 bytes: point.bytes,
                 ranks: point.ranks,
+                form: point.form,
                 launches: values.len() as u32,
                 median_us: figures.map(|(median, _)| median),
                 ci95_us: figures.and_then(|(_, interval)| interval),

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::SearchContext;
 use crate::evidence::Evidence;
-use crate::record::{ArmId, Phase};
+use crate::record::{ArmId, Phase, PointKey};
 
 /// Passes of the fit; layouts joined by the default in every block settle within a few.
 const PASSES: usize = 40;
@@ -50,6 +50,14 @@ impl Layout {
             let Some(first) = context.points.first() else { continue };
             let mut is_new = true;
             for value in evidence.values(Phase::Search, &arm.id, *first) {
+                // A block that was torn and lacks the default holds its arms against nothing.
+                let has_default = |point: &PointKey| {
+                    let default = evidence.values(Phase::Search, &context.default, *point);
+                    default.iter().any(|other| other.block == value.block)
+                };
+                if !context.points.iter().all(has_default) {
+                    continue;
+                }
                 let logs: Option<Vec<f64>> = context
                     .points
                     .iter()

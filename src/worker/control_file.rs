@@ -42,7 +42,7 @@ impl ControlFile {
     /// What the plugin is to choose from here on.
     pub(super) fn choose(&self, choice: Option<CallChoice>) {
         let block = self.block();
-        // Nobody reads a half-written choice: the request is taken back first and given last.
+        // Nothing is enqueued meanwhile; the request is given last for whoever asks next.
         block.request.store(REQUEST_NONE, Release);
         let Some(choice) = choice else { return };
         block.collective.store(-1, Relaxed);

@@ -84,6 +84,7 @@ pub(super) enum Values {
 
 /// One launch's values: what each rank contributes.
 pub(super) struct Pattern {
+    seed: u64,
     rank: u32,
     contributions: Vec<Vec<i8>>,
 }
@@ -104,7 +105,12 @@ impl Pattern {
                     .collect()
             })
             .collect();
-        Self { rank, contributions }
+        Self { seed: data_seed, rank, contributions }
+    }
+
+    /// Other values for the same ranks: those of the n-th repeat.
+    pub(super) fn repeated(&self, repeat: u32) -> Self {
+        Self::new(self.seed.wrapping_add(u64::from(repeat)), self.rank, self.ranks())
     }
 
     /// The rank whose pattern it is.

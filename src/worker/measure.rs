@@ -186,15 +186,14 @@ impl Cell {
         buffers: &mut Buffers,
         point: PointKey,
         (collectives, repeats): (u32, u32),
-        data_seed: u64,
         tell: &mut dyn FnMut(WorkPhase),
     ) -> Result<(), StepError> {
-        let (rank, ranks) = buffers.group();
         let cell = Self::connect(device, communicator, buffers, point, collectives, tell)?;
         for repeat in 0..repeats {
             tell(WorkPhase::Check);
             if repeat > 0 {
-                buffers.take(Pattern::new(data_seed.wrapping_add(u64::from(repeat)), rank, ranks));
+                // On top of the last one's, so that no two repeats are alike.
+                buffers.take(buffers.pattern.repeated(repeat));
                 buffers.fill(device, point.dtype, point.bytes as usize)?;
             }
             let when = format!("in repeat {} of {repeats}", repeat + 1);

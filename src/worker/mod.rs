@@ -342,7 +342,7 @@ fn serve_communicator(
                 prepared.cell = None;
                 let mut telling = |phase| tell(connection, phase);
                 let (buffers, often) = (&mut setup.buffers.borrow_mut(), (collectives, repeats.clamp(1, 10_000)));
-                Cell::check(&setup.device, communicator, buffers, point, often, setup.data_seed, &mut telling)
+                Cell::check(&setup.device, communicator, buffers, point, often, &mut telling)
                     .map_err(|error| failed(log, error))?;
                 send(connection, &Answer::Checked { log: log.delta() })?;
             }

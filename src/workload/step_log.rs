@@ -16,7 +16,7 @@ use std::collections::HashMap;
 
 use crate::collective::{Collective, DataType};
 
-/// Bytes of a log that are read; more calls than are kept do not fit into them.
+/// Bytes of a log that are read; more calls than are kept do not fit into them where lines are of usual length.
 pub const MAX_LOG_BYTES: u64 = 1 << 30;
 /// Bytes of a line that are looked at; a whole one has about 250.
 const LINE_LIMIT: usize = 4096;

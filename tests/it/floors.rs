@@ -48,7 +48,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("judgement", &["choice", "lint"]),
     ("campaign", &["campaign"]),
     ("telling", &["doctor", "emit", "report"]),
-    // One folder: tune, check, trial, workload, explain, import, exec and emit are its stories.
+    // One folder: each command that does more than print has its story there.
     ("flow", &["flow"]),
     ("door", &["cli"]),
 ];

@@ -200,10 +200,9 @@ fn in_simulation_the_gate_is_passed_and_nobody_takes_it_for_a_check() {
     let lines = scene.journal("X");
     let passed = gates(&lines);
     assert!(!passed.is_empty() && passed.iter().all(|gate| gate.simulated));
-    if let Some(gate) = &choice.gate {
-        assert!(gate.simulated);
-        assert!(choice.notes.iter().any(|note| note.contains("without checking anything")), "{:?}", choice.notes);
-    }
+    assert!(choice.gate.as_ref().expect("the winner passed it").simulated);
+    assert!(choice.notes.iter().any(|note| note.contains("without checking anything")), "{:?}", choice.notes);
     let file = scene.read("X/tuned.env");
+    assert!(file.contains("smoke gate: passed in simulation only; nothing was checked"), "{file}");
     assert!(!file.contains("every element right"), "{file}");
 }

@@ -130,9 +130,20 @@ fn wrong_data_and_failed_tests_are_held_against_their_arm() {
     for words in ["What failed", "nccl-tests counted 512 wrong elements in-place", "Verdict: none yet", "IMPORTED"] {
         assert!(report.contains(words), "{words}\n{report}");
     }
-    // Neither may win, and the default is told apart from them.
+    // What is much faster and wrong once, in enough launches for a verdict, may not win.
+    for index in 0..6 {
+        launch(&scene, &format!("t{index}.txt"), 0.8 + 0.001 * f64::from(index));
+    }
+    let fast = scene.read("t3.txt");
+    let row = fast.lines().find(|line| line.trim_start().starts_with("4096 ")).expect("a row of 4 KiB");
+    let at = row.rfind('0').expect("no wrong element");
+    scene.write("t3.txt", fast.replace(row, &format!("{}512", &row[..at])));
+    scene.run("import --out run --env NCCL_NTHREADS=256 t0.txt t1.txt t2.txt t3.txt t4.txt t5.txt").ok();
     scene.run("tune --backend replay --recorded run --out judged").ok();
-    assert_ne!(scene.choice("judged").verdict, VerdictKind::Adopt);
+    let choice = scene.choice("judged");
+    assert_ne!(choice.winner.as_deref(), Some("NTHREADS=256"), "{}", choice.reason);
+    let veto = choice.vetoed.iter().find(|veto| veto.name == "NTHREADS=256").expect("it is vetoed");
+    assert!(veto.reason.contains("wrong"), "{}", veto.reason);
 }
 
 #[track_caller]
@@ -237,9 +248,12 @@ fn a_crash_between_manifest_and_journal_loses_nothing() {
     scene.run("import --out run d.txt").ok();
     let journal = scene.read("run/run.jsonl");
     scene.run("import --out run e.txt").ok();
+    let whole = scene.read("run/run.jsonl");
     // As if the second import had ended behind its manifest.
     scene.write("run/run.jsonl", journal);
     scene.run("report run").ok();
     scene.run("import --out run e.txt").ok();
     assert_eq!(manifest_in(&scene.path("run")).imported_files.len(), 2);
+    let behind_the_head = |text: &str| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(behind_the_head(&scene.read("run/run.jsonl")), behind_the_head(&whole));
 }

@@ -410,7 +410,7 @@ fn what_nccls_own_code_comes_to_offline() {
         assert_eq!(fields.len(), 12 + COLLECTIVES.len(), "{line}");
         cases += 1;
     }
-    assert!(cases >= 70, "{cases} cases");
+    assert_eq!(cases, 76, "cases");
 }
 
 fn offline_case<'a>(fields: &[&'a str]) -> (Topology, Vec<(&'a str, &'a str)>, NcclVersion) {

@@ -182,7 +182,7 @@ fn a_very_noisy_machine_decides_nothing_by_chance() {
     // Eighteen arms compete 200 times under noise that is ten times what is looked for, and that no pair shares: what
     // an interval of 95 % may err is what may happen.
     let adopted = choices.iter().filter(|(_, choice)| choice.verdict == VerdictKind::Adopt).count();
-    assert!(adopted * 100 <= choices.len() * 5, "{adopted} of {}: {:?}", choices.len(), outcomes(&choices));
+    assert!(adopted * 100 <= choices.len() * 3, "{adopted} of {}: {:?}", choices.len(), outcomes(&choices));
     assert!(choices.iter().all(|(_, choice)| choice.noise_floor.is_none_or(|floor| floor > 0.02)), "and says so");
 }
 
@@ -221,6 +221,7 @@ fn a_budget_ends_a_run_with_a_verdict_or_says_how_to_go_on() {
         scene.choice("whole")
     };
     assert_eq!(whole.search.stopped_by, "complete");
+    assert_eq!(whole.env.get("NCCL_MIN_NCHANNELS").map(String::as_str), Some("16"), "{}", whole.reason);
     let (mut stopped, mut shortened) = (0, 0);
     // From far too little to more than enough.
     for seconds in [1, 20, 60, 100, 110, 120, 130, 150, 200, 400, 4000] {
@@ -245,7 +246,7 @@ fn a_budget_ends_a_run_with_a_verdict_or_says_how_to_go_on() {
                 assert_eq!(again.status, Some(6), "no time is still no time");
                 scene.run(&format!("tune --resume --out {run}")).ok();
                 // Noise may add a variable without an effect; what was planted is there.
-                assert_eq!(scene.choice(&run).env.get("NCCL_MIN_NCHANNELS"), whole.env.get("NCCL_MIN_NCHANNELS"));
+                assert_eq!(scene.choice(&run).env.get("NCCL_MIN_NCHANNELS").map(String::as_str), Some("16"));
                 let more = scene.journal(&run);
                 assert!(cells(&more).count() > cells(&lines).count());
             }

@@ -38,8 +38,13 @@ fn rest(socket: &UnixStream) -> Vec<Answer> {
 }
 
 fn hello() -> Order {
+    hello_in(PROTOCOL)
+}
+
+/// In a version of the protocol.
+fn hello_in(protocol: u32) -> Order {
     Order::Hello {
-        protocol: PROTOCOL,
+        protocol,
         rank: 0,
         ranks: 2,
         device: 0,
@@ -94,35 +99,7 @@ fn a_worker_does_not_wait_without_a_socket() {
 
 #[test]
 fn a_worker_answers_nonsense_with_a_protocol_failure_and_ends() {
-    let wrong_protocol = match hello() {
-        Order::Hello {
-            rank,
-            ranks,
-            device,
-            nccl_path,
-            log_path,
-            data_seed,
-            largest_bytes,
-            buffers,
-            control_path,
-            ..
-        } => {
-            let protocol = PROTOCOL + 1;
-            Order::Hello {
-                protocol,
-                rank,
-                ranks,
-                device,
-                nccl_path,
-                log_path,
-                data_seed,
-                largest_bytes,
-                buffers,
-                control_path,
-            }
-        }
-        other => other,
-    };
+    let wrong_protocol = hello_in(PROTOCOL + 1);
     let frames: Vec<(String, &str)> = vec![
         ("\n".to_owned(), "unreadable order"),
         ("sing\n".to_owned(), "unreadable order"),

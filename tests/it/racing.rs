@@ -3,13 +3,13 @@
 #[path = "../../examples/regret/lab.rs"]
 mod lab;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use nccltune::record::{Arm, Event, VerdictKind};
+use nccltune::record::{Arm, ArmId, Event, JournalLine, VerdictKind};
 
 use self::lab::{Landscape, WITHIN, grid, racing};
-use crate::command::Scene;
+use crate::command::{Scene, cells, manifest_in};
 
 fn bench() -> Landscape {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/recorded/h200x2-host-memory-bench");
@@ -143,11 +143,11 @@ const RUN: &str = "tune --backend simulated --no-trial --space host-memory --pin
 fn tables_that_a_race_made_are_measured_too() {
     let scene = Scene::new();
     scene.run(&format!("{} --out run", RUN.replace("--tables never", "--tables auto"))).ok();
-    let made = crate::command::manifest_in(&scene.path("run")).tables.expect("tables were made").arms;
+    let made = manifest_in(&scene.path("run")).tables.expect("tables were made").arms;
     assert!(!made.is_empty());
     let lines = scene.journal("run");
     for arm in &made {
-        assert!(crate::command::cells(&lines).any(|cell| cell.arm == arm.id), "{} was not measured", arm.name);
+        assert!(cells(&lines).any(|cell| cell.arm == arm.id), "{} was not measured", arm.name);
     }
 }
 
@@ -161,17 +161,95 @@ fn a_race_drops_arms_in_the_journal_and_a_resumed_one_goes_on_alike() {
     let choice = scene.choice("whole");
     assert!(choice.search.measured_cells * 4 < choice.search.full_grid_cells, "{:?}", choice.search);
     // Cut off after the third block, it asks for what the whole run asked for.
-    let ends = |line: &nccltune::record::JournalLine| matches!(line.event, Event::BlockEnded { block: 2 });
+    let ends = |line: &JournalLine| matches!(line.event, Event::BlockEnded { block: 2 });
     let last = lines.iter().position(ends).unwrap();
     scene.copy_run(&scene.path("whole"), "cut", &["manifest.json"]);
     let text: String = lines[..=last].iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
     scene.write("cut/run.jsonl", text);
     // It goes on as it began, without tables, unasked.
-    scene.run("tune --resume --out cut").ok();
-    assert_eq!(scene.choice("cut").winner, choice.winner);
-    let cells = |run: &str| crate::command::cells(&scene.journal(run)).count();
-    assert_eq!(cells("cut"), cells("whole"));
+    scene.run("tune --resume --no-trial --out cut").ok();
+    assert_eq!((scene.choice("cut").winner, scene.choice("cut").reason), (choice.winner, choice.reason));
+    // To the bit, where no block was torn.
+    let events = |run: &str| -> Vec<Event> {
+        let lines = scene.journal(run);
+        lines.into_iter().map(|line| line.event).filter(|event| !matches!(event, Event::RunResumed { .. })).collect()
+    };
+    assert_eq!(events("cut"), events("whole"));
     // Another strategy is another run.
     let refused = scene.run("tune --resume --out cut --strategy exhaustive");
     assert_eq!(refused.status, Some(2), "{}", refused.stderr);
+}
+
+/// A race that is stopped behind any block, before or after its tables were made, goes on as if nothing had happened.
+#[test]
+fn a_race_with_tables_goes_on_alike_from_every_block() {
+    let scene = Scene::new();
+    let line =
+        "tune --machine l40s-x8 --space pcie-throughput --strategy racing --seed 8 --no-trial --sizes 16K,256K,4M";
+    scene.run(&format!("{line} --out whole")).ok();
+    let lines = scene.journal("whole");
+    let made = manifest_in(&scene.path("whole")).tables.expect("tables were made").arms;
+    let event_of = |lines: &[JournalLine]| -> Vec<Event> {
+        let events = lines.iter().map(|line| line.event.clone());
+        events.filter(|event| !matches!(event, Event::RunResumed { .. })).collect()
+    };
+    let plans_table = |line: &JournalLine| match &line.event {
+        Event::BlockPlanned { launches, .. } => {
+            launches.iter().flat_map(|launch| &launch.arms).any(|arm| made.iter().any(|table| table.id == *arm))
+        }
+        _ => false,
+    };
+    let table = lines.iter().position(plans_table).expect("a table is measured");
+    let ends = |line: &JournalLine| matches!(line.event, Event::BlockEnded { .. } | Event::ArmDropped { .. });
+    let kept = scene.contents();
+    let (mut before, mut after) = (0, 0);
+    for cut in (0..lines.len()).filter(|index| ends(&lines[*index])).step_by(3) {
+        let run = format!("cut-{cut}");
+        for (name, bytes) in kept.iter().filter_map(|(name, bytes)| Some((name.strip_prefix("whole/")?, bytes))) {
+            let is_of_the_table = name.contains("tuner");
+            if name == "manifest.json" && cut < table {
+                let mut manifest: serde_json::Value = serde_json::from_slice(bytes).expect("JSON");
+                manifest.as_object_mut().expect("an object").remove("tables");
+                scene.write(&format!("{run}/{name}"), manifest.to_string());
+            } else if name == "manifest.json" || is_of_the_table && cut >= table {
+                scene.write(&format!("{run}/{name}"), bytes);
+            }
+        }
+        let text: String = lines[..=cut].iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
+        scene.write(&format!("{run}/run.jsonl"), text);
+        scene.run(&format!("tune --resume --no-trial --out {run}")).ok();
+        assert_eq!(event_of(&scene.journal(&run)), event_of(&lines), "cut behind line {cut} of {}", lines.len());
+        if cut < table { before += 1 } else { after += 1 }
+    }
+    assert!(before > 0 && after > 0, "{before} before the table, {after} after it");
+}
+
+/// A block that was torn may hold arms and no default: nothing is told from that alone.
+#[test]
+fn arms_of_a_torn_block_without_its_default_are_measured_again() {
+    let scene = Scene::new();
+    scene.run(&format!("{RUN} --out whole")).ok();
+    let lines = scene.journal("whole");
+    let default = manifest_in(&scene.path("whole")).arms[0].id.clone();
+    let first = lines.iter().position(|line| matches!(line.event, Event::BlockPlanned { block: 1, .. })).unwrap();
+    let mut without_default = 0;
+    for cut in (first..).take(24).step_by(4) {
+        let run = format!("torn-{cut}");
+        scene.copy_run(&scene.path("whole"), &run, &["manifest.json"]);
+        let text: String = lines[..=cut].iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
+        scene.write(&format!("{run}/run.jsonl"), text);
+        scene.run(&format!("tune --resume --out {run}")).ok();
+        let resumed = scene.journal(&run);
+        let chosen = resumed.iter().position(|line| matches!(line.event, Event::FinalistsChosen { .. })).unwrap();
+        let mut blocks: BTreeMap<ArmId, BTreeSet<u32>> = BTreeMap::new();
+        for cell in cells(&resumed[..chosen]) {
+            blocks.entry(cell.arm.clone()).or_default().insert(cell.block);
+        }
+        let beside = blocks[&default].clone();
+        for (arm, own) in &blocks {
+            assert!(own.iter().any(|block| beside.contains(block)), "cut at {cut}: {arm} was never beside the default");
+            without_default += usize::from(own.iter().any(|block| !beside.contains(block)));
+        }
+    }
+    assert!(without_default > 0, "no block was torn so");
 }

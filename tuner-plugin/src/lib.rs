@@ -86,7 +86,10 @@ impl Sources {
 }
 
 fn open_file(path: &Path, is_written: bool) -> Result<File, String> {
-    // A pipe or a terminal in the place of a file must not keep a server waiting.
+    // A pipe or a terminal in the place of a file must not keep a server waiting: to open one is to wait.
+    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        return Err("not a file".to_owned());
+    }
     let file = File::options().read(true).write(is_written).open(path).map_err(|error| error.to_string())?;
     match file.metadata() {
         Ok(metadata) if metadata.is_file() => Ok(file),
@@ -96,9 +99,6 @@ fn open_file(path: &Path, is_written: bool) -> Result<File, String> {
 }
 
 fn read_table(path: &Path) -> Result<Table, String> {
-    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
-        return Err("not a file".to_owned());
-    }
     let mut bytes = Vec::new();
     open_file(path, false)?.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
     let table = Table::parse(&bytes).map_err(|error| error.to_string())?;

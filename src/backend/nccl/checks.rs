@@ -6,10 +6,10 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use super::{Broken, Launch, NcclBackend, unexpected};
-use crate::backend::{BackendError, CommunicatorPlan, LaunchPlan};
+use crate::backend::{BackendError, LaunchPlan};
 use crate::clock::{Clock, Deadline};
 use crate::nccl_log::NcclLog;
-use crate::record::{Arm, ArmId, ChannelSearch, Outcome, OutcomeKind, OverlapCheck, Phase};
+use crate::record::{ChannelSearch, Outcome, OutcomeKind, OverlapCheck};
 use crate::worker::protocol::{Answer, Order};
 
 /// How long links are kept busy before NCCL looks at them: they take a fraction of that to speed up.
@@ -29,6 +29,19 @@ impl NcclBackend {
         self.transports.borrow().clone()
     }
 
+    /// What NCCL makes of the machine by default: what each rank logged of a communicator that was opened
+    /// and left again, with nothing measured on it. Nothing where it could not be opened: whoever measures
+    /// finds out why.
+    pub fn look(&mut self) -> Result<Vec<NcclLog>, BackendError> {
+        let mut logs = Vec::new();
+        let failure = self.check(&LaunchPlan::alone("default", BTreeMap::new(), Vec::new()), &mut |launch| {
+            launch.join()?;
+            logs.clone_from(&launch.logs);
+            Ok(())
+        })?;
+        Ok(if failure.is_none() { logs } else { Vec::new() })
+    }
+
     /// What NCCL's search for channels comes to with these variables, after copies that keep the links
     /// busy or without.
     pub fn channel_searches(
@@ -36,7 +49,7 @@ impl NcclBackend {
         environment: &BTreeMap<String, String>,
         warm: bool,
     ) -> Result<Result<Vec<ChannelSearch>, Outcome>, BackendError> {
-        let plan = bare_plan(environment.clone(), 0, 0);
+        let plan = LaunchPlan::alone("check", environment.clone(), Vec::new());
         let mut found = Vec::new();
         let outcome = self.check(&plan, &mut |launch| {
             if warm {
@@ -72,22 +85,25 @@ impl NcclBackend {
         launch: u32,
         seed: u64,
     ) -> Result<OverlapCheck, BackendError> {
-        let clock = Clock::real();
-        let plan = bare_plan(environment.clone(), launch, seed);
-        let deadline = Deadline::after(Duration::try_from_secs_f64(seconds).unwrap_or_default());
-        let mut rounds = 0;
+        let plan =
+            LaunchPlan { launch, data_seed: seed, ..LaunchPlan::alone("check", environment.clone(), Vec::new()) };
+        let (mut rounds, mut took_s) = (0, 0.0);
         let failure = self.check(&plan, &mut |launch| {
             launch.join()?;
             let order = Order::PrepareOverlap { bytes: OVERLAP_BYTES, collectives: OVERLAP_COLLECTIVES, seed };
             for (rank, answer) in launch.step(|_| order.clone(), WORK_EXPECTED)?.into_iter().enumerate() {
                 let Answer::OverlapPrepared { .. } = answer else { return Err(unexpected(rank, &answer)) };
             }
+            // Starting processes and joining is no overlap.
+            let clock = Clock::real();
+            let deadline = Deadline::after(Duration::try_from_secs_f64(seconds).unwrap_or_default());
             loop {
                 let order = Order::Overlap { first_round: rounds, rounds: OVERLAP_ROUNDS };
                 for (rank, answer) in launch.step(|_| order.clone(), WORK_EXPECTED)?.into_iter().enumerate() {
                     let Answer::Overlapped = answer else { return Err(unexpected(rank, &answer)) };
                 }
                 rounds += OVERLAP_ROUNDS;
+                took_s = clock.elapsed_s();
                 if launch.backend.setup.supervisor.interrupted() {
                     return Err(super::interrupted());
                 }
@@ -96,7 +112,7 @@ impl NcclBackend {
                 }
             }
         })?;
-        Ok(OverlapCheck { rounds, duration_s: super::round_us(clock.elapsed_s()), failure })
+        Ok(OverlapCheck { rounds, duration_s: super::round_us(took_s), failure })
     }
 
     /// Fresh processes that are greeted, do one thing, and are ended whatever came of it.
@@ -147,31 +163,5 @@ impl Launch<'_> {
             None => Ok(()),
             Some((rank, answer)) => Err(unexpected(rank, &answer)),
         }
-    }
-}
-
-/// A launch with these variables that measures nothing.
-fn bare_plan(environment: BTreeMap<String, String>, launch: u32, data_seed: u64) -> LaunchPlan {
-    let arm = Arm {
-        id: ArmId("check".to_owned()),
-        name: "check".to_owned(),
-        env: environment.clone(),
-        files: BTreeMap::new(),
-        server_args: Vec::new(),
-    };
-    LaunchPlan {
-        launch,
-        block: 0,
-        phase: Phase::Search,
-        environment,
-        communicators: vec![CommunicatorPlan {
-            arm,
-            variables: BTreeMap::new(),
-            points: Vec::new(),
-            passes: Vec::new(),
-            checks: Vec::new(),
-        }],
-        cell_time_ms: 0.0,
-        data_seed,
     }
 }

@@ -479,7 +479,7 @@ impl SimulatedBackend {
             .map(|replay| {
                 let extra = if replay == 0 { 1.0 + noise.first_replay_extra } else { 1.0 };
                 let us = center_us * extra * Self::factor(&mut random, noise.replay_log_sd);
-                round_us(us).max(*LATENCIES_US.start())
+                round_us(us).clamp(*LATENCIES_US.start(), *LATENCIES_US.end())
             })
             .collect();
         Ok(CellMeasurement {
@@ -659,6 +659,20 @@ impl Backend for SimulatedBackend {
 /// collectives, and shorter lines keep recorded runs small.
 pub(super) fn round_us(us: f64) -> f64 {
     (us * 1000.0).round() / 1000.0
+}
+
+/// A file that stands where NCCL would read one: a regular one, of at most so many bytes.
+fn read_file(path: &std::path::Path, most: u64) -> Result<Vec<u8>, std::io::Error> {
+    use std::io::Read as _;
+    if !fs_err::metadata(path)?.is_file() {
+        return Err(std::io::Error::other(format!("{} is no regular file", path.display())));
+    }
+    let mut bytes = Vec::new();
+    fs_err::File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(std::io::Error::other(format!("{} is larger than {most} bytes", path.display())));
+    }
+    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -414,11 +414,9 @@ fn transport(communicator: &Communicator, version: NcclVersion, cumem: bool) -> 
 
 /// A graph file, by the path that the variable holds; one that is not whole lies in the folder.
 fn read_graph(path: &str, folder: Option<&Path>) -> Result<GraphFile, SeenError> {
-    use std::io::Read as _;
     let whole = folder.map_or_else(|| PathBuf::from(path), |folder| folder.join(path));
     let file = |error: std::io::Error| SeenError::File(format!("NCCL cannot read its graph file: {error}"));
-    let mut text = String::new();
-    let opened = fs_err::File::open(&whole).map_err(file)?;
-    opened.take(GRAPH_FILE_LIMIT_BYTES + 1).read_to_string(&mut text).map_err(file)?;
+    let bytes = super::read_file(&whole, GRAPH_FILE_LIMIT_BYTES).map_err(file)?;
+    let text = String::from_utf8(bytes).map_err(|error| file(std::io::Error::other(error)))?;
     GraphFile::read(&text).map_err(|error| SeenError::File(format!("NCCL cannot use {path}: {error}")))
 }

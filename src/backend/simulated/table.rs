@@ -58,11 +58,7 @@ impl TableCache {
     fn read(&self, name: &str) -> Result<Table, String> {
         let path = self.whole(name);
         let told = |why: &dyn std::fmt::Display| format!("the tuner plugin cannot use {}: {why}", path.display());
-        let size = fs_err::metadata(&path).map_err(|error| told(&error))?.len();
-        if size > nccl_abi::table::BYTES_MAX {
-            return Err(told(&"it is larger than any table"));
-        }
-        let bytes = fs_err::read(&path).map_err(|error| told(&error))?;
+        let bytes = super::read_file(&path, nccl_abi::table::BYTES_MAX).map_err(|error| told(&error))?;
         Table::parse(&bytes).map_err(|error| told(&error))
     }
 }

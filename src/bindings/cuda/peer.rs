@@ -22,27 +22,22 @@ impl Device {
         enabled.result().map_err(cuda_error("could not enable peer access"))
     }
 
-    /// Enqueues on this GPU a copy of the first `bytes` of a buffer of `owner` into one of `receiver`.
+    /// Enqueues on this GPU a copy of the first `bytes` of a buffer into another, of whichever GPUs they are.
     ///
     /// # Panics
     ///
     /// If either buffer is shorter: that is a defect of the caller.
     #[expect(unsafe_code, reason = "foreign call")]
-    pub fn copy_between(
-        &self,
-        (owner, from): (&Self, &DeviceBuffer),
-        (receiver, to): (&Self, &DeviceBuffer),
-        bytes: usize,
-    ) -> Result<(), CudaError> {
+    pub fn copy_between(&self, from: &DeviceBuffer, to: &DeviceBuffer, bytes: usize) -> Result<(), CudaError> {
         assert!(bytes <= from.bytes && bytes <= to.bytes, "a copy stays inside both buffers");
         self.bind()?;
-        // SAFETY: both ranges are inside living allocations (asserted above) of the contexts named.
+        // SAFETY: both ranges are inside living allocations (asserted above), each named with its own context.
         unsafe {
             sys::cuMemcpyPeerAsync(
                 to.pointer,
-                receiver.context.cu_ctx(),
+                to.context.cu_ctx(),
                 from.pointer,
-                owner.context.cu_ctx(),
+                from.context.cu_ctx(),
                 bytes,
                 self.stream.cu_stream(),
             )

@@ -221,13 +221,19 @@ fn mapping_entry(source: &mut Source, name: &str, value: &Node, reader: Reader, 
             *line,
             Some(name),
             format!("{text} is a boolean to YAML, which compose refuses"),
-            Some(format!("{name}: \"{}\"", u8::from(matches!(text.as_str(), "true" | "yes" | "on")))),
+            Some(format!(
+                "{name}: \"{}\"",
+                u8::from(["true", "yes", "on"].iter().any(|word| text.eq_ignore_ascii_case(word)))
+            )),
         ),
         Reader::Compose if *is_plain && is_octal(text) => source.error(
             *line,
             Some(name),
             format!("YAML readers take {text} for octal"),
-            Some(format!("{name}: \"{}\"", text.trim_start_matches('0'))),
+            Some(match text.trim_start_matches('0') {
+                "" => format!("{name}: \"0\""),
+                digits => format!("{name}: \"{digits}\""),
+            }),
         ),
         Reader::Compose => source.set(*line, name, interpolated(text), scope),
         Reader::Kubernetes if *is_plain && !is_string(text) => source.error(

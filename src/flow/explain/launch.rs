@@ -8,7 +8,7 @@ use super::ExplainRequest;
 use super::machine::RealMachine;
 use super::variables::Variable;
 use crate::backend::nccl::{NcclBackend, NcclSetup};
-use crate::backend::{Backend, CommunicatorPlan, LaunchPlan};
+use crate::backend::{Backend, LaunchPlan};
 use crate::collective::{Collective, DataType, Form};
 use crate::discovery::GpuLocks;
 use crate::error_kind::{ErrorKind, Failure};
@@ -18,8 +18,8 @@ use crate::machine::{Gpu, NcclVersion};
 use crate::nccl_log::NcclLog;
 use crate::process::Supervisor;
 use crate::record::{
-    Arm, ArmId, BufferKind, Effective, Event, ExplainedGraph, ExplainedLog, Explanation, LoggedSize, Outcome, Phase,
-    Point, PointKey, PointPhase, SetLine, VariableOrigin,
+    BufferKind, Effective, Event, ExplainedGraph, ExplainedLog, Explanation, LoggedSize, Outcome, Point, PointKey,
+    PointPhase, SetLine, VariableOrigin,
 };
 use crate::workload::measurable;
 
@@ -93,29 +93,8 @@ impl Launched {
             phase_limit: None,
         })
         .with_searches_logged();
-        let arm = Arm {
-            id: ArmId("explained".to_owned()),
-            name: "explained".to_owned(),
-            env: environment.clone(),
-            files: BTreeMap::new(),
-            server_args: Vec::new(),
-        };
-        let plan = LaunchPlan {
-            launch: 1,
-            block: 1,
-            phase: Phase::Search,
-            environment,
-            communicators: vec![CommunicatorPlan {
-                arm,
-                variables: BTreeMap::new(),
-                points,
-                checks: Vec::new(),
-                passes: Vec::new(),
-            }],
-            // What it takes is for `tune` to say: as few replays as there may be.
-            cell_time_ms: 0.0,
-            data_seed: 1,
-        };
+        // What it takes is for `tune` to say.
+        let plan = LaunchPlan::alone("explained", environment, points);
         backend.run(&plan, &mut |event| {
             match event {
                 Event::CellMeasured(cell) => {
