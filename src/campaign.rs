@@ -765,6 +765,7 @@ mod tests {
             most_launches: None,
             gate: None,
             budget_s: None,
+            earlier: Vec::new(),
         }
     }
 

@@ -10,10 +10,10 @@ use nccltune::collective::{Collective, DataType, Form};
 use nccltune::evidence::{Evidence, Objective, default_arm, measured_points};
 use nccltune::journal;
 use nccltune::record::{
-    Arm, ArmId, BlockLaunch, CellMeasurement, Choice, Effective, Event, Manifest, Phase, Point, PointKey, PointPhase,
-    Settings, VerdictKind,
+    Arm, ArmId, BlockLaunch, CellMeasurement, Choice, EarlierArm, Effective, Event, Manifest, Phase, Point, PointKey,
+    PointPhase, Settings, VerdictKind,
 };
-use nccltune::search::{RACING, SearchContext, Want, strategy};
+use nccltune::search::{RACING, SearchContext, Want, earlier_arms, strategy};
 use nccltune::seed::Seed;
 use nccltune::space;
 use rand::RngExt as _;
@@ -48,6 +48,8 @@ pub(crate) struct Outcome {
     pub(crate) worst: f64,
     /// Cells over the full grid, finals on both sides.
     pub(crate) share: f64,
+    /// What a later race may begin with.
+    pub(crate) earlier: Vec<EarlierArm>,
 }
 
 impl Landscape {
@@ -167,6 +169,11 @@ impl Landscape {
 
     /// One campaign.
     pub(crate) fn campaign(&self, seed: u64, settings: &Settings) -> Outcome {
+        self.campaign_after(seed, settings, Vec::new())
+    }
+
+    /// One that begins with what an earlier one saw.
+    pub(crate) fn campaign_after(&self, seed: u64, settings: &Settings, earlier: Vec<EarlierArm>) -> Outcome {
         let mut manifest = self.manifest.clone();
         manifest.settings = settings.clone();
         (manifest.trial, manifest.gate) = (None, None);
@@ -182,6 +189,7 @@ impl Landscape {
             gate: None,
             most_launches: None,
             budget_s: None,
+            earlier,
             arms: manifest.arms.clone(),
         };
         let mut random = Seed(seed).derive("regret", &self.name);
@@ -274,6 +282,7 @@ impl Landscape {
             regret: ratio(shipped) - best,
             worst: worst(shipped),
             share: f64::from(choice.search.measured_cells) / f64::from(choice.search.full_grid_cells),
+            earlier: earlier_arms(context, evidence),
             choice,
         }
     }

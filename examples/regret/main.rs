@@ -2,6 +2,7 @@
 //!
 //!     cargo run --release --example regret                      (racing, 100 seeds a landscape)
 //!     cargo run --release --example regret -- exhaustive 100    (the reference)
+//!     cargo run --release --example regret -- warm 100          (racing behind an earlier race, and behind a change)
 //!     cargo run --release --example regret -- honesty 1000      (the verdict, under fixed noise)
 //!
 //! Truths are the medians of recorded grids, those with the values of each variable permuted, and planted effects;
@@ -33,19 +34,34 @@ fn main() -> Result<(), Box<dyn Error>> {
         honesty(&recorded[0], runs);
         return Ok(());
     }
-    let settings = Settings { strategy: what, ..racing() };
+    let is_warm = what == "warm";
+    let settings = if is_warm { racing() } else { Settings { strategy: what, ..racing() } };
     let permuted: Vec<Landscape> = recorded.iter().map(|landscape| landscape.permuted(1)).collect();
     let planted = planted(&recorded[0]);
+    // With what each begins: nothing; an earlier race on the same; one on another, which misleads.
+    let pairs: Vec<(String, &Landscape, Option<&Landscape>)> = if is_warm {
+        let same = recorded.iter().chain(&planted).map(|one| (one.name.clone(), one, Some(one)));
+        let changed = recorded.iter().zip(&permuted);
+        let changed = changed.map(|(one, other)| (format!("{} after a change", one.name), one, Some(other)));
+        same.chain(changed).collect()
+    } else {
+        recorded.iter().chain(&permuted).chain(&planted).map(|one| (one.name.clone(), one, None)).collect()
+    };
     println!("| landscape | arms | within 1 % | mean regret | share of the grid, mean | most | harmful | no answer |");
     println!("|---|---|---|---|---|---|---|---|");
-    for landscape in recorded.iter().chain(&permuted).chain(&planted) {
-        let outcomes: Vec<lab::Outcome> =
-            (first..first + runs).map(|seed| landscape.campaign(seed, &settings)).collect();
+    for (name, landscape, before) in pairs {
+        let outcomes: Vec<lab::Outcome> = (first..first + runs)
+            .map(|seed| {
+                // Seeds of their own, so that no noise is met twice.
+                let earlier = before.map(|before| before.campaign(seed + 1_000_000, &settings).earlier);
+                landscape.campaign_after(seed, &settings, earlier.unwrap_or_default())
+            })
+            .collect();
         let count = |holds: &dyn Fn(&lab::Outcome) -> bool| outcomes.iter().filter(|outcome| holds(outcome)).count();
         let mean = |of: &dyn Fn(&lab::Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / outcomes.len() as f64;
         println!(
             "| {} | {} | {} of {runs} | {:.2} % | {:.1} % | {:.1} % | {} | {} |",
-            landscape.name,
+            name,
             landscape.manifest.arms.len(),
             count(&|outcome| outcome.regret.exp() - 1.0 <= WITHIN),
             mean(&|outcome| outcome.regret.exp() - 1.0) * 100.0,

@@ -384,6 +384,10 @@ pub(super) struct TuneArgs {
     #[arg(long, value_enum, help_heading = "Search")]
     pub(super) strategy: Option<StrategyArg>,
 
+    /// Race, and look first where an earlier run of the same workload saw most (before a driver or NCCL update, say).
+    #[arg(long, value_name = "DIR", help_heading = "Search", value_hint = ValueHint::DirPath)]
+    pub(super) warm_start: Option<PathBuf>,
+
     /// Take a risk by name: unverified-platform, unsafe-mixing, hang-prone; repeatable.
     #[arg(
         long = "allow-risk",

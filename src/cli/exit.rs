@@ -80,6 +80,7 @@ fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Resul
         workload: wish(&args.workload),
         space: args.space.clone(),
         strategy: args.strategy.map(StrategyArg::name),
+        warm_start: args.warm_start.clone(),
         time_budget_s: args.time_budget,
         min_gain: args.min_gain,
         max_regression: args.max_regression,

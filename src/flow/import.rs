@@ -413,6 +413,7 @@ impl Run {
         };
         parts = FingerprintParts { combined: Fingerprint::of(&parts.parts).as_str().to_owned(), ..parts };
         Ok(Manifest {
+            warm_start: None,
             format: FORMAT,
             tool_version: env!("CARGO_PKG_VERSION").to_owned(),
             commit: option_env!("NCCLTUNE_COMMIT").map(str::to_owned),

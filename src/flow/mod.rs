@@ -19,6 +19,7 @@ pub mod report;
 mod summary;
 mod tables;
 pub mod tune;
+mod warm;
 pub mod workload;
 
 pub use directory::write_file;

@@ -20,6 +20,7 @@ use super::quarantine::{Failed, Memory, left_out_before};
 use super::report::page;
 use super::summary::summary;
 use super::tables::{self, TableWish, Tables, whole};
+use super::warm::{earlier_at, warm_start};
 use super::workload::{WorkloadWish, read_bounded, trial_shape, workload};
 use super::{Listener, Update};
 use crate::backend::nccl::{NcclBackend, NcclSetup};
@@ -42,13 +43,13 @@ use crate::machine::{Gpu, Machine, NcclLibrary, NcclVersion, Topology};
 use crate::process::Supervisor;
 use crate::quarantine::{Store, place};
 use crate::record::{
-    Arm, BackendKind, BufferKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest, MisjudgedBox,
-    Origin, PassStream, PeerOutcome, PeerReport, Phase, Pin, Point, PointKey, Profile, Settings, Space, TrialPlan,
-    VerdictKind, Workload,
+    Arm, ArmId, BackendKind, BufferKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest,
+    MisjudgedBox, Origin, PassStream, PeerOutcome, PeerReport, Phase, Pin, Point, PointKey, Profile, QuarantinedArm,
+    Settings, Space, TrialPlan, VerdictKind, Workload,
 };
 use crate::report::summary_csv;
 use crate::search::tables::WithTables;
-use crate::search::{CUT_SHORT, SearchContext, Want, racing_launches, strategy};
+use crate::search::{CUT_SHORT, RACING, SearchContext, Want, racing_launches, strategy};
 use crate::seed::Seed;
 use crate::space::{self, Enumeration};
 use crate::units::nearest_name;
@@ -77,6 +78,8 @@ pub struct TuneRequest {
     pub space: Option<String>,
     /// How it is searched, by name; nothing for what the earlier run said, or the reference.
     pub strategy: Option<&'static str>,
+    /// An earlier run that tells a race where to look first.
+    pub warm_start: Option<PathBuf>,
     /// Seconds the run may take.
     pub time_budget_s: Option<f64>,
     /// Smallest gain worth shipping.
@@ -350,17 +353,7 @@ fn prepare(
     let Some(default) = default_arm(&arms).cloned() else {
         return Err(Failure::new(ErrorKind::Unexpected, "the space lost its default arm"));
     };
-    let quarantined = match (previous, &measured.nccl) {
-        (None, Some(nccl)) if kind == BackendKind::Nccl => {
-            let place = place(&measured.machine, &devices, nccl);
-            let memory = request.state_folder.as_deref().map(|folder| Store::new(folder).remembered());
-            let failed = Failed { place: &place, pins: &pin_map, retry: request.retry_quarantined };
-            failed.leave_out(memory, &mut arms, &default.id, &mut notices)
-        }
-        // A run that goes on keeps the arms it began with, whatever was remembered since: what fails in
-        // it again is left alone by its own evidence.
-        _ => left_out_before(previous, resumed.is_some(), &mut arms),
-    };
+    let quarantined = left_alone(request, previous, &setting, (&pin_map, &default.id), (&mut arms, &mut notices));
     // A run that goes on, or is replayed, has the gate it began with, or none.
     let gate = match previous {
         Some(manifest) => manifest.gate.clone(),
@@ -376,18 +369,30 @@ fn prepare(
         ranks: devices.len() as u32,
     };
     let (tables, table_record) = Tables::with_record(request, &wish, &mut notices)?;
-    let settings = settings(request, previous);
+    let settings = settings(request, previous)?;
     require_same_context(request, previous)?;
     let trial = trial_here(request, previous, devices.len() as u32, &measured, &workload, &mut notices);
     let is_tried = !request.no_trial && lines.as_deref().is_none_or(holds_passes);
     if request.require_trial && trial.is_none() {
         return Err(no_trial(&notices));
     }
+    let is_simulated = kind == BackendKind::Simulated || measured.fake || lines.as_deref().is_some_and(says_simulated);
+    let fingerprint = match recorded {
+        Some(manifest) => manifest.fingerprint.clone(),
+        None => fingerprint(&measured.machine, &devices, measured.nccl.as_ref(), measured.simulation.as_ref()),
+    };
+    let points = measured_points(&workload);
+    let before = previous.and_then(|manifest| manifest.warm_start.clone());
+    let warm_start = match &request.warm_start {
+        Some(run) => Some(warm_start(run, (&objective, &points), is_simulated, &fingerprint, &mut notices)?),
+        None => before,
+    };
     let context = SearchContext {
         default: default.id.clone(),
         objective,
         most_launches: None,
-        points: measured_points(&workload),
+        earlier: earlier_at(warm_start.as_ref(), points.len()),
+        points,
         settings: settings.clone(),
         most_trial_launches: None,
         trial: trial.clone().filter(|_| is_tried),
@@ -395,7 +400,6 @@ fn prepare(
         budget_s: request.time_budget_s,
         arms: arms.clone(),
     };
-    let is_simulated = kind == BackendKind::Simulated || measured.fake || lines.as_deref().is_some_and(says_simulated);
     let labels = labels(kind, (is_simulated, request.assume_noise.is_some()), (previous, recorded), &pin_map);
     let manifest = Manifest {
         format: FORMAT,
@@ -406,10 +410,7 @@ fn prepare(
         seed,
         backend: kind,
         labels,
-        fingerprint: match recorded {
-            Some(manifest) => manifest.fingerprint.clone(),
-            None => fingerprint(&measured.machine, &devices, measured.nccl.as_ref(), measured.simulation.as_ref()),
-        },
+        fingerprint,
         machine: measured.machine,
         nccl: measured.nccl,
         pins,
@@ -424,6 +425,7 @@ fn prepare(
         space_arms,
         quarantined,
         misjudged,
+        warm_start,
         makes_tables: tables.are_made,
         tables: table_record,
         notices,
@@ -451,6 +453,27 @@ fn prepare(
         locks: early.locks,
         early_logs: early.logs,
     })
+}
+
+/// Takes out the arms that are left alone because of what they did before, and says which.
+fn left_alone(
+    request: &TuneRequest,
+    previous: Option<&Manifest>,
+    setting: &Setting<'_>,
+    (pins, default): (&BTreeMap<String, String>, &ArmId),
+    (arms, notices): (&mut Vec<Arm>, &mut Vec<String>),
+) -> Vec<QuarantinedArm> {
+    match (previous, &setting.measured.nccl) {
+        (None, Some(nccl)) if setting.kind == BackendKind::Nccl => {
+            let place = place(&setting.measured.machine, setting.devices, nccl);
+            let memory = request.state_folder.as_deref().map(|folder| Store::new(folder).remembered());
+            let failed = Failed { place: &place, pins, retry: request.retry_quarantined };
+            failed.leave_out(memory, arms, default, notices)
+        }
+        // A run that goes on keeps the arms it began with, whatever was remembered since: what fails in
+        // it again is left alone by its own evidence.
+        _ => left_out_before(previous, request.resume, arms),
+    }
 }
 
 /// What every output must say about where its numbers come from.
@@ -1078,20 +1101,33 @@ fn searched(
     Ok(searched(enumeration, notices, Some(report)))
 }
 
-fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Settings {
+fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Result<Settings, Failure> {
     let base = previous.map(|manifest| manifest.settings.clone()).unwrap_or_default();
-    Settings {
+    let is_warmed = request.warm_start.is_some();
+    if is_warmed && request.resume {
+        return Err(Failure::new(ErrorKind::Usage, "a run that goes on keeps the beginning it had")
+            .with_hint("leave --warm-start out, or start a new run in another directory"));
+    }
+    if is_warmed && request.strategy.is_some_and(|strategy| strategy != RACING) {
+        return Err(Failure::new(
+            ErrorKind::Usage,
+            "an exhaustive search measures everything, whatever an earlier run saw",
+        )
+        .with_hint("--warm-start goes with --strategy racing, which it implies"));
+    }
+    let strategy = if is_warmed { Some(RACING) } else { request.strategy };
+    Ok(Settings {
         min_gain: request.min_gain.unwrap_or(base.min_gain),
         max_regression: request.max_regression.unwrap_or(base.max_regression),
         strict: request.strict || base.strict,
-        strategy: request.strategy.map_or(base.strategy, str::to_owned),
+        strategy: strategy.map_or(base.strategy, str::to_owned),
         profile: request.profile.unwrap_or(base.profile),
         max_extra_memory_mib: request.max_extra_memory_mib.or(base.max_extra_memory_mib),
         buffers: request.buffers.unwrap_or(base.buffers),
         search_blocks: request.search_blocks.unwrap_or(base.search_blocks),
         final_launches: request.final_launches.or(base.final_launches),
         ..base
-    }
+    })
 }
 
 /// What may not change when a run is resumed, part by part.
@@ -1104,7 +1140,7 @@ impl Identity {
 }
 
 fn identity(manifest: &Manifest) -> Identity {
-    Identity(BTreeMap::from([
+    let mut parts = BTreeMap::from([
         ("the machine", manifest.fingerprint.combined.clone()),
         ("the NCCL library", fingerprint_of(&manifest.nccl.as_ref().map(|nccl| nccl.sha256.clone()))),
         ("the variables that hold in every arm", fingerprint_of(&manifest.pins)),
@@ -1115,7 +1151,11 @@ fn identity(manifest: &Manifest) -> Identity {
         ("the thresholds and sizes", fingerprint_of(&manifest.settings)),
         ("the seed", manifest.seed.to_string()),
         ("the backend", fingerprint_of(&manifest.backend)),
-    ]))
+    ]);
+    if let Some(warm_start) = &manifest.warm_start {
+        parts.insert("the earlier run it began with", fingerprint_of(warm_start));
+    }
+    Identity(parts)
 }
 
 fn fingerprint_of(value: &impl serde::Serialize) -> String {

@@ -79,6 +79,29 @@ pub struct Pin {
     pub origin: Origin,
 }
 
+/// What an earlier run saw. It orders a race, and judges nothing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WarmStart {
+    /// Name of its directory.
+    pub run: String,
+    /// When it began, RFC 3339.
+    pub created: String,
+    /// Its arms.
+    pub earlier: Vec<EarlierArm>,
+}
+
+/// How an arm stood in the search of an earlier run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EarlierArm {
+    /// The arm.
+    pub arm: Arm,
+    /// Mean log ratio of the objective to the default's.
+    pub objective_log: f64,
+    /// The same at each measured point of the run that is warmed, in the order of
+    /// [`measured_points`](crate::evidence::measured_points).
+    pub point_logs: Vec<f64>,
+}
+
 /// The parts of the machine fingerprint, each named, so that a change can be named.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FingerprintParts {
@@ -292,6 +315,9 @@ pub struct Manifest {
     /// Tuner tables, where there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tables: Option<TableRecord>,
+    /// The earlier run by whose figures the race was begun, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm_start: Option<WarmStart>,
     /// Whether tables are made where the search ends: a run that is taken up again goes on as it began.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub makes_tables: bool,

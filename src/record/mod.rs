@@ -29,8 +29,8 @@ pub use explanation::{
 pub use gate::{GatePass, GatePlan, GatePoint, GateRecord, LongCheck};
 pub use lint::{LintFinding, LintReport, LintSeverity};
 pub use manifest::{
-    BackendKind, BufferKind, FingerprintParts, ImportedFile, Labels, Manifest, MisjudgedBox, Origin, Pin, PluginRecord,
-    Profile, Settings, TableRecord,
+    BackendKind, BufferKind, EarlierArm, FingerprintParts, ImportedFile, Labels, Manifest, MisjudgedBox, Origin, Pin,
+    PluginRecord, Profile, Settings, TableRecord, WarmStart,
 };
 pub use pass::{
     DraftShape, FeedForward, GpuState, LayerRun, PassCase, PassKey, PassMeasurement, PassShape, PassStep, PassStream,

@@ -291,6 +291,7 @@ mod tests {
             most_launches: None,
             gate: None,
             budget_s: Some(0.0),
+            earlier: Vec::new(),
         }
     }
 

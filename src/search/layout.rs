@@ -25,6 +25,14 @@ pub(super) struct Fitted {
     pub(super) blocks: usize,
 }
 
+impl Fitted {
+    /// The logs of its ratios to another arm: of the objective, and at each point.
+    pub(super) fn beside(&self, other: &Self) -> (f64, Vec<f64>) {
+        let points = self.points.iter().zip(&other.points).map(|(own, other)| own - other);
+        (self.objective - other.objective, points.collect())
+    }
+}
+
 /// The fit of everything that the search measured whole.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Layout {

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 use crate::evidence::{Evidence, Objective};
 use crate::quarantine::quarantined;
-use crate::record::{Arm, ArmId, DropReason, GatePlan, PassCase, Phase, PointKey, Settings, TrialPlan};
+use crate::record::{Arm, ArmId, DropReason, EarlierArm, GatePlan, PassCase, Phase, PointKey, Settings, TrialPlan};
 use crate::stats;
 
 /// Pooled intervals of the search need this many repeats in all before they mean anything.
@@ -53,6 +53,8 @@ pub struct SearchContext {
     pub most_launches: Option<u32>,
     /// Seconds the run may take in all.
     pub budget_s: Option<f64>,
+    /// What an earlier run saw of arms at these points; it orders a race.
+    pub earlier: Vec<EarlierArm>,
 }
 
 impl SearchContext {
@@ -115,6 +117,19 @@ pub trait Strategy {
 /// The strategy of a run's settings; one that a newer version wrote and this one does not know is the reference.
 pub fn strategy(settings: &Settings) -> &'static dyn Strategy {
     if settings.strategy == RACING { &Racing } else { &Exhaustive }
+}
+
+/// How the arms of this context stand after their search, as a later race may begin with: each at every point.
+pub fn earlier_arms(context: &SearchContext, evidence: &Evidence) -> Vec<EarlierArm> {
+    let layout = layout::Layout::of(context, evidence);
+    let Some(default) = layout.arms.get(&context.default) else { return Vec::new() };
+    let arms = context.arms.iter().filter(|arm| arm.id != context.default);
+    arms.filter_map(|arm| {
+        let fitted = layout.arms.get(&arm.id)?;
+        let (objective_log, point_logs) = fitted.beside(default);
+        Some(EarlierArm { arm: arm.clone(), objective_log, point_logs })
+    })
+    .collect()
 }
 
 /// Most arm-launches of a search that races, with a final of the usual length; none where every arm is in every

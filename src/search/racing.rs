@@ -8,6 +8,9 @@
 //! 3. Repeats of the best and of whoever may be better than it looks, until the interval is tight, only one is
 //!    left, or the search has had its share.
 //!
+//! A race that knows an earlier run begins with that run's best instead of a star, and with a few arms that tell
+//! whether it is still a guide; where it is none, the star follows. Earlier figures order, and judge nobody.
+//!
 //! An arm is dropped where an interval of the pooled spread excludes it. Each look at the growing sample
 //! spends a part of the error that all looks may have together (Lan & DeMets, Biometrika 70, 1983, with
 //! their spending function of the Pocock kind). The final is that of the exhaustive search: same launches,
@@ -20,7 +23,7 @@ use super::layout::{Fitted, Layout};
 use super::{CUT_SHORT, NORMAL_95, SearchContext, Strategy, Want, living, outdoes};
 use crate::evidence::Evidence;
 use crate::file_kind::FileKind;
-use crate::record::{Arm, ArmId, DropReason, Phase};
+use crate::record::{Arm, ArmId, DropReason, EarlierArm, Phase};
 use crate::stats;
 use crate::wording::plural;
 
@@ -48,6 +51,15 @@ const FRONT: usize = 3;
 const RIDGE: f64 = 0.1;
 /// Passes of their fit.
 const PASSES: usize = 60;
+/// Arms that were best in an earlier run, and are looked at first.
+const EARLIER_BEST: usize = 6;
+/// Arms of the star that are measured beside them, to see whether the earlier run still holds.
+const EARLIER_CHECKS: usize = 6;
+/// What an arm of the earlier run weighs in the fit of effects, in launches.
+const EARLIER_WEIGHT: f64 = 0.5;
+/// Of the arms that both runs measured, one in so many may have moved by more than [`NEAR`] (a slow launch does that
+/// to one in ten); with more of them the earlier run is no guide.
+const ONE_IN_MOVED: usize = 3;
 
 /// See the module's first lines.
 #[derive(Debug, Clone, Copy, Default)]
@@ -82,6 +94,32 @@ fn star(context: &SearchContext) -> Vec<ArmId> {
     star.into_iter().map(|arm| arm.id.clone()).collect()
 }
 
+/// The first block: the star, or what an earlier run says is worth a look, with a part of the star that tells whether
+/// it may say so, and with what of the star it never saw.
+fn opening(context: &SearchContext, star: &[ArmId], living: &BTreeSet<ArmId>) -> Vec<ArmId> {
+    if context.earlier.is_empty() {
+        return star.to_vec();
+    }
+    let limit = (1.0 + context.settings.max_regression).ln();
+    let worst = |earlier: &EarlierArm| earlier.point_logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let mut known: Vec<&EarlierArm> = context.earlier.iter().filter(|one| living.contains(&one.arm.id)).collect();
+    known.sort_by(|left, right| {
+        (worst(left) > limit)
+            .cmp(&(worst(right) > limit))
+            .then(left.objective_log.total_cmp(&right.objective_log))
+            .then_with(|| left.arm.id.cmp(&right.arm.id))
+    });
+    let mut opening: Vec<ArmId> = known.iter().take(EARLIER_BEST).map(|one| one.arm.id.clone()).collect();
+    // From the best to the worst in even steps: what became of all is told by more than the best.
+    let of_star: Vec<&ArmId> = known.iter().map(|one| &one.arm.id).filter(|arm| star.contains(arm)).collect();
+    let checks = EARLIER_CHECKS.min(of_star.len());
+    opening.extend((0..checks).map(|index| of_star[index * of_star.len() / checks].clone()));
+    opening.extend(star.iter().filter(|arm| !context.earlier.iter().any(|one| one.arm.id == **arm)).cloned());
+    opening.sort_unstable();
+    opening.dedup();
+    opening
+}
+
 /// Most arm-launches of the search: what the share leaves beside a final of so many launches, and what a small
 /// space needs in any case.
 fn allowance(context: &SearchContext, star: usize, launches: f64) -> usize {
@@ -109,6 +147,8 @@ struct Race<'a> {
     why: &'static str,
     /// Arm-launches that the search may have in all.
     allowance: usize,
+    /// What an earlier run saw, while that is a guide.
+    earlier: BTreeMap<&'a ArmId, &'a EarlierArm>,
 }
 
 impl<'a> Race<'a> {
@@ -145,7 +185,23 @@ impl<'a> Race<'a> {
         // Nothing is known of the noise at first: the usual final.
         let expected = if layout.degrees >= LEAST_DEGREES { f64::from(planned) } else { GRID_LAUNCHES };
         let allowance = allowance(context, star, expected);
-        Some(Self { context, layout, default, open, planned, why, allowance })
+        let mut race = Self { context, layout, default, open, planned, why, allowance, earlier: BTreeMap::new() };
+        race.earlier = race.guide();
+        Some(race)
+    }
+
+    /// What the earlier run saw of each arm, if it is a guide: of the arms that both measured, few moved.
+    fn guide(&self) -> BTreeMap<&'a ArmId, &'a EarlierArm> {
+        let both = |earlier: &&EarlierArm| self.layout.arms.contains_key(&earlier.arm.id);
+        let moved = |earlier: &&EarlierArm| {
+            let (objective_log, _) = self.fitted(&earlier.arm.id).beside(&self.default);
+            (objective_log - earlier.objective_log).abs() > NEAR
+        };
+        let of_both = self.context.earlier.iter().filter(both);
+        if of_both.clone().filter(moved).count() * ONE_IN_MOVED > of_both.count() {
+            return BTreeMap::new();
+        }
+        self.context.earlier.iter().map(|earlier| (&earlier.arm.id, earlier)).collect()
     }
 
     fn fitted(&self, arm: &ArmId) -> &Fitted {
@@ -231,7 +287,7 @@ impl<'a> Race<'a> {
 
     /// Living arms that were not measured and are predicted near the best, the most promising first.
     fn moves(&self, living: &BTreeSet<ArmId>) -> Vec<ArmId> {
-        let effects = Effects::of(self.context, &self.layout, &self.default);
+        let effects = Effects::of(self);
         let limit = (1.0 + self.context.settings.max_regression).ln();
         let best = self.best().objective - self.default.objective;
         let survivors: Vec<&Arm> = self
@@ -246,7 +302,10 @@ impl<'a> Race<'a> {
             .iter()
             .filter(|arm| living.contains(&arm.id) && !self.layout.arms.contains_key(&arm.id))
             .filter_map(|arm| {
-                let predicted = effects.predict(arm);
+                let predicted = match self.earlier.get(&arm.id) {
+                    Some(earlier) => row_of(earlier.objective_log, &earlier.point_logs),
+                    None => effects.predict(arm),
+                };
                 let worst = predicted[1..].iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let is_near = predicted[0] <= best + NEAR && worst <= limit + NEAR_POINT;
                 let steps = survivors.iter().map(|survivor| distance(survivor, arm)).min().unwrap_or(usize::MAX);
@@ -313,6 +372,11 @@ struct Effects(BTreeMap<(String, String), Vec<f64>>);
 /// A measured arm: its settings, launches, and what the effects leave of its logs.
 type Row = (Vec<(String, String)>, f64, Vec<f64>);
 
+/// The objective's log ratio, then those of the points.
+fn row_of(objective_log: f64, point_logs: &[f64]) -> Vec<f64> {
+    [&[objective_log], point_logs].concat()
+}
+
 /// An arm's settings, as the keys of effects.
 fn settings_of(arm: &Arm) -> impl Iterator<Item = (String, String)> + '_ {
     let files = arm.files.iter().map(|(kind, sha256)| (kind.variable().to_owned(), sha256.clone()));
@@ -320,18 +384,19 @@ fn settings_of(arm: &Arm) -> impl Iterator<Item = (String, String)> + '_ {
 }
 
 impl Effects {
-    fn of(context: &SearchContext, layout: &Layout, default: &Fitted) -> Self {
+    fn of(race: &Race<'_>) -> Self {
+        let (context, layout) = (race.context, &race.layout);
         let columns = 1 + context.points.len();
-        let mut rows: Vec<Row> = context
-            .arms
-            .iter()
-            .filter_map(|arm| {
-                let fitted = layout.arms.get(&arm.id).filter(|_| arm.id != context.default)?;
-                let points = fitted.points.iter().zip(&default.points).map(|(arm, default)| arm - default);
-                let residual = [fitted.objective - default.objective].into_iter().chain(points).collect();
-                Some((settings_of(arm).collect(), fitted.blocks as f64, residual))
-            })
-            .collect();
+        let measured = context.arms.iter().filter_map(|arm| {
+            let fitted = layout.arms.get(&arm.id).filter(|_| arm.id != context.default)?;
+            let (objective_log, point_logs) = fitted.beside(&race.default);
+            Some((settings_of(arm).collect(), fitted.blocks as f64, row_of(objective_log, &point_logs)))
+        });
+        let unmeasured = race.earlier.values().filter(|earlier| !layout.arms.contains_key(&earlier.arm.id));
+        let seen_before = unmeasured.map(|earlier| {
+            (settings_of(&earlier.arm).collect(), EARLIER_WEIGHT, row_of(earlier.objective_log, &earlier.point_logs))
+        });
+        let mut rows: Vec<Row> = measured.chain(seen_before).collect();
         let mut effects: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
         for (settings, _, _) in &rows {
             for setting in settings {
@@ -385,7 +450,8 @@ fn search(context: &SearchContext, evidence: &Evidence) -> Want {
         Want::Block { phase: Phase::Search, arms }
     };
     let Some(race) = Race::of(context, evidence, &living, star.len()) else {
-        return block(star.into_iter().filter(|arm| living.contains(arm)).collect());
+        let opening = opening(context, &star, &living);
+        return block(opening.into_iter().filter(|arm| living.contains(arm)).collect());
     };
     if let Some((arm, reason, detail)) = race.lost() {
         return Want::Drop { arm, reason, detail };
@@ -393,9 +459,11 @@ fn search(context: &SearchContext, evidence: &Evidence) -> Want {
     if !time_for_another_search_block(context, evidence) {
         return choose(&race, evidence, &living, CUT_SHORT);
     }
-    // What a resume or a failure left of the star.
+    // What a resume or a failure left of the first block, or all of the star where the earlier run turned out to be no
+    // guide.
+    let first = if race.earlier.is_empty() { star } else { opening(context, &star, &living) };
     let missing: Vec<ArmId> =
-        star.iter().filter(|arm| living.contains(*arm) && !race.layout.arms.contains_key(*arm)).cloned().collect();
+        first.iter().filter(|arm| living.contains(*arm) && !race.layout.arms.contains_key(*arm)).cloned().collect();
     if !missing.is_empty() {
         return block(missing);
     }

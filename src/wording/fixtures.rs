@@ -108,6 +108,7 @@ pub(crate) fn gpu(index: u32) -> Gpu {
 
 pub(crate) fn manifest() -> Manifest {
     Manifest {
+        warm_start: None,
         format: FORMAT,
         tool_version: "0.1.0".to_owned(),
         commit: None,

@@ -180,6 +180,93 @@ fn a_race_drops_arms_in_the_journal_and_a_resumed_one_goes_on_alike() {
     assert_eq!(refused.status, Some(2), "{}", refused.stderr);
 }
 
+/// The arms of a race's first block.
+fn opening(lines: &[JournalLine]) -> BTreeSet<ArmId> {
+    let planned = lines.iter().find_map(|line| match &line.event {
+        Event::BlockPlanned { launches, .. } => Some(launches.iter().flat_map(|launch| launch.arms.clone()).collect()),
+        _ => None,
+    });
+    planned.expect("a block")
+}
+
+#[test]
+fn a_race_that_knows_an_earlier_one_begins_with_its_best_and_goes_on_so() {
+    let scene = Scene::new();
+    scene.run(&format!("{RUN} --out before")).ok();
+    let mut best: Vec<(f64, ArmId)> = Vec::new();
+    let warm = RUN.replace(" --strategy racing", " --seed 5 --warm-start before");
+    let told = scene.run(&format!("{warm} --out warm")).ok().stderr;
+    assert!(told.contains("the race begins with what before saw of"), "{told}");
+    let manifest = manifest_in(&scene.path("warm"));
+    assert_eq!(manifest.settings.strategy, "racing");
+    let limit = (1.0 + manifest.settings.max_regression).ln();
+    for earlier in manifest.warm_start.expect("it was warmed").earlier {
+        if earlier.point_logs.iter().all(|log| *log <= limit) {
+            best.push((earlier.objective_log, earlier.arm.id));
+        }
+    }
+    assert!(best.len() > 6, "{best:?}");
+    best.sort_by(|left, right| left.0.total_cmp(&right.0));
+    let lines = scene.journal("warm");
+    let (cold, first) = (opening(&scene.journal("before")), opening(&lines));
+    let early = |opening: &BTreeSet<ArmId>| best.iter().take(6).filter(|(_, arm)| opening.contains(arm)).count();
+    // What two settings do together is no part of a star.
+    assert!(early(&first) == 6 && early(&cold) < 6, "{} and {}", early(&first), early(&cold));
+
+    // Stopped behind its second block it goes on as it began, though the earlier run is gone.
+    let ends = |line: &JournalLine| matches!(line.event, Event::BlockEnded { block: 1 });
+    let last = lines.iter().position(ends).unwrap();
+    scene.copy_run(&scene.path("warm"), "cut", &["manifest.json"]);
+    let text: String = lines[..=last].iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
+    scene.write("cut/run.jsonl", text);
+    fs_err::remove_dir_all(scene.path("before")).unwrap();
+    scene.run("tune --resume --no-trial --out cut").ok();
+    let events = |run: &str| -> Vec<Event> {
+        let lines = scene.journal(run);
+        lines.into_iter().map(|line| line.event).filter(|event| !matches!(event, Event::RunResumed { .. })).collect()
+    };
+    assert_eq!(events("cut"), events("warm"));
+    for (line, told) in [
+        ("tune --resume --no-trial --out cut --warm-start warm", "keeps the beginning it had"),
+        ("tune --backend simulated --strategy exhaustive --warm-start warm", "--strategy racing, which it implies"),
+        ("tune --backend simulated --sizes 1K --warm-start warm", "measured no arm at all points of this run"),
+        ("tune --backend simulated --warm-start nowhere", "nowhere/manifest.json"),
+    ] {
+        let refused = scene.run(line);
+        assert_eq!(refused.status, Some(2), "{line}: {}", refused.stderr);
+        assert!(refused.stderr.contains(told), "{line}: {}", refused.stderr);
+    }
+}
+
+/// Where everything has changed the earlier run is no guide, and the whole star is measured after all.
+#[test]
+fn an_earlier_run_that_no_longer_holds_misleads_nobody() {
+    let channels = ["unset", "1", "2", "3", "4", "6", "8", "10", "12", "16", "24", "32"];
+    let axes: [(&str, &[&str]); 2] = [("NCCL_MIN_NCHANNELS", &channels), ("NCCL_NTHREADS", &["unset", "128", "256"])];
+    // From -0.2 for the first value to 0.2 for the last, or the other way round.
+    let of = |sign: f64| {
+        move |arm: &Arm| {
+            let set = arm.env.get("NCCL_MIN_NCHANNELS");
+            let value = set.and_then(|set| channels[1..].iter().position(|known| known == set));
+            let threads = if arm.env.contains_key("NCCL_NTHREADS") { 0.1 } else { 0.0 };
+            vec![value.map_or(0.0, |index| sign * (0.04 * index as f64 - 0.2)) + threads; 4]
+        }
+    };
+    let (before, now) = (of(1.0), of(-1.0));
+    let base = bench();
+    let planted = |effect: &dyn Fn(&Arm) -> Vec<f64>| {
+        let landscape = Landscape::planted(&base.manifest, "changed", grid(&axes), 4, effect);
+        Landscape { noise: base.noise.clone(), ..landscape }
+    };
+    for seed in 0..5 {
+        let earlier = planted(&before).campaign(seed + 100, &racing()).earlier;
+        let best = earlier.iter().min_by(|left, right| left.objective_log.total_cmp(&right.objective_log));
+        assert_eq!(best.map(|best| best.arm.name.as_str()), Some("MIN_NCHANNELS=1"));
+        let outcome = planted(&now).campaign_after(seed, &racing(), earlier);
+        assert!(outcome.regret <= WITHIN, "seed {seed}: {}", outcome.choice.reason);
+    }
+}
+
 /// A race that is stopped behind any block, before or after its tables were made, goes on as if nothing had happened.
 #[test]
 fn a_race_with_tables_goes_on_alike_from_every_block() {

@@ -46,6 +46,7 @@ fn searched(run: &Path) -> (Manifest, SearchContext, Evidence) {
         most_trial_launches: None,
         trial: None,
         budget_s: None,
+        earlier: Vec::new(),
         arms: manifest.arms.clone(),
     };
     let evidence = Evidence::of(&journal_in(run));
