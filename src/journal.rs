@@ -120,6 +120,7 @@ impl Journal {
             let path = path.clone();
             move |source| JournalError::Io { doing, path, source }
         };
+        require_regular(&path).map_err(io("open"))?;
         let mut file = fs_err::OpenOptions::new().read(true).append(true).open(&path).map_err(io("open"))?;
         let length = file.metadata().map_err(io("read"))?.len();
         let whole = length_of_whole_lines(&mut file).map_err(io("read"))?;
@@ -201,7 +202,17 @@ fn length_of_whole_lines(file: &mut fs_err::File) -> std::io::Result<u64> {
 
 fn read_lines(path: &Path) -> Result<Vec<JournalLine>, JournalError> {
     let io = |source| JournalError::Io { doing: "read", path: path.to_owned(), source };
+    require_regular(path).map_err(io)?;
     read_from(BufReader::new(fs_err::File::open(path).map_err(io)?), path)
+}
+
+/// Refuses what is there and is no regular file. A run directory may come from anywhere, and a pipe in it that nobody
+/// writes to would hang whoever opens it.
+pub fn require_regular(path: &Path) -> Result<(), std::io::Error> {
+    if fs_err::metadata(path)?.is_file() {
+        return Ok(());
+    }
+    Err(std::io::Error::other(format!("{} is no regular file", path.display())))
 }
 
 /// Reads a journal from anywhere; `path` is what errors call it.

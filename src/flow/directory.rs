@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::error_kind::{ErrorKind, Failure};
-use crate::journal::JOURNAL_FILE;
+use crate::journal::{self, JOURNAL_FILE};
 use crate::record::FORMAT;
 use crate::wording::printable;
 
@@ -134,7 +134,8 @@ pub fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
 pub(super) fn read<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<T, Failure> {
     let path = directory.join(name);
     let unreadable = |text: String| Failure::new(ErrorKind::Usage, text);
-    let text = super::workload::read_bounded(&path, MAX_BYTES).map_err(|error| {
+    let text = journal::require_regular(&path).and_then(|()| super::workload::read_bounded(&path, MAX_BYTES));
+    let text = text.map_err(|error| {
         unreadable(error.to_string()).with_hint("a run directory holds manifest.json and run.jsonl")
     })?;
     let parse_error = |error: serde_json::Error| {

@@ -655,6 +655,32 @@ fn a_report_takes_the_place_of_nothing_but_files() {
 }
 
 #[test]
+fn a_pipe_in_a_run_directory_hangs_nobody() {
+    let scene = Scene::new();
+    scene.run("tune --backend simulated --sizes 64K --space baseline --no-trial --out R").ok();
+    for part in ["run.jsonl", "manifest.json", "choice.json"] {
+        let kept = scene.read(&format!("R/{part}"));
+        fs_err::remove_file(scene.path(&format!("R/{part}"))).expect("it is there");
+        nix::unistd::mkfifo(&scene.path(&format!("R/{part}")), nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+        for line in ["report R", "emit --run R", "tune --resume --out R", "tune --recorded R --out other"] {
+            let reads = match part {
+                "run.jsonl" => !line.starts_with("emit"),
+                "choice.json" => line.starts_with("emit") || line.starts_with("report"),
+                _ => true,
+            };
+            if reads {
+                let ended = scene.run(line);
+                assert_ne!(ended.status, Some(0), "{line} with a pipe for {part}");
+                assert!(ended.stderr.contains(&format!("R/{part} is no regular file")), "{line}: {}", ended.stderr);
+            }
+        }
+        fs_err::remove_file(scene.path(&format!("R/{part}"))).expect("it is there");
+        scene.write(&format!("R/{part}"), kept);
+    }
+    scene.run("report R").ok();
+}
+
+#[test]
 fn an_answer_that_was_edited_is_not_emitted() {
     let scene = Scene::new();
     scene.run("tune --backend simulated --sizes 64K --no-trial --out R").ok();

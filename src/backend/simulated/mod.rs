@@ -664,9 +664,7 @@ pub(super) fn round_us(us: f64) -> f64 {
 /// A file that stands where NCCL would read one: a regular one, of at most so many bytes.
 fn read_file(path: &std::path::Path, most: u64) -> Result<Vec<u8>, std::io::Error> {
     use std::io::Read as _;
-    if !fs_err::metadata(path)?.is_file() {
-        return Err(std::io::Error::other(format!("{} is no regular file", path.display())));
-    }
+    crate::journal::require_regular(path)?;
     let mut bytes = Vec::new();
     fs_err::File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {

@@ -166,7 +166,7 @@ pub(super) fn read(text: &str) -> Source {
     });
     let exported: BTreeSet<&str> = commands
         .iter()
-        .filter(|command| command.first().is_some_and(|word| word.text == "export"))
+        .filter(|command| exports(command))
         .flat_map(|command| command[1..].iter().map(|word| word.text.as_str()))
         .collect();
     for (number, command) in commands.iter().enumerate() {
@@ -184,7 +184,10 @@ pub(super) fn read(text: &str) -> Source {
 fn read_command(source: &mut Source, words: &[Word], scope: usize, is_exported: &dyn Fn(&str) -> bool) {
     let Some(first) = words.first() else { return };
     match first.text.as_str() {
-        "export" | "declare" | "typeset" | "readonly" => return read_export(source, &words[1..]),
+        "export" | "declare" | "typeset" | "readonly" => {
+            let exports = exports(words);
+            return read_export(source, &words[1..], &|name| exports || is_exported(name));
+        }
         "setenv" => {
             if let [_, name, value, ..] = words {
                 source.set(name.line, &name.text, known(value, &value.text), 0);
@@ -205,14 +208,7 @@ fn read_command(source: &mut Source, words: &[Word], scope: usize, is_exported: 
     for word in &rest[..assignments] {
         let Some((name, value)) = split(word) else { continue };
         if stands_alone && !is_exported(name) {
-            if concerns_nccl(name) {
-                source.warning(
-                    word.line,
-                    Some(name),
-                    format!("{name} is set and not exported, so no program sees it"),
-                    Some(format!("export {}", clip(&word.text))),
-                );
-            }
+            unexported(source, word, name);
             continue;
         }
         source.set(word.line, name, known(word, value), if stands_alone { 0 } else { scope });
@@ -233,7 +229,32 @@ fn blanks_around(source: &mut Source, name: &Word) {
     source.error(name.line, Some(&name.text), message, Some(format!("export {}=...", name.text)));
 }
 
-fn read_export(source: &mut Source, words: &[Word]) {
+/// Whether a command exports what it names: `declare`, `typeset` and `readonly` set a variable of the shell alone,
+/// unless an option of the first two says more.
+fn exports(words: &[Word]) -> bool {
+    let has_x = || {
+        let options = words[1..].iter().take_while(|word| word.text.starts_with('-'));
+        options.into_iter().any(|word| !word.text.starts_with("--") && word.text.contains('x'))
+    };
+    match words.first().map(|word| word.text.as_str()) {
+        Some("export") => true,
+        Some("declare" | "typeset") => has_x(),
+        _ => false,
+    }
+}
+
+fn unexported(source: &mut Source, word: &Word, name: &str) {
+    if concerns_nccl(name) {
+        source.warning(
+            word.line,
+            Some(name),
+            format!("{name} is set and not exported, so no program sees it"),
+            Some(format!("export {}", clip(&word.text))),
+        );
+    }
+}
+
+fn read_export(source: &mut Source, words: &[Word], is_exported: &dyn Fn(&str) -> bool) {
     let mut last: Option<&str> = None;
     let mut index = 0;
     while let Some(word) = words.get(index) {
@@ -242,7 +263,11 @@ fn read_export(source: &mut Source, words: &[Word]) {
             continue;
         }
         if let Some((name, value)) = split(word) {
-            source.set(word.line, name, known(word, value), 0);
+            if is_exported(name) {
+                source.set(word.line, name, known(word, value), 0);
+            } else {
+                unexported(source, word, name);
+            }
             last = Some(name);
         } else if words.get(index).is_some_and(|next| next.text.starts_with('=')) && concerns_nccl(&word.text) {
             return blanks_around(source, word);
