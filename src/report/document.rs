@@ -101,13 +101,27 @@ impl Document {
         self.blocks.push(Block::Figure(svg, caption.into()));
     }
 
+    /// All that is no picture, and no heading of pictures alone.
+    fn without_figures(&self) -> Vec<&Block> {
+        let is_figure = |block: &Block| matches!(block, Block::Figure(..));
+        let heads_figures_alone = |index: usize| {
+            let below = &self.blocks[index + 1..];
+            let next = below.iter().find(|block| !is_figure(block));
+            below.first().is_some_and(is_figure) && matches!(next, None | Some(Block::Heading(_)))
+        };
+        let shown = self.blocks.iter().enumerate().filter(|(index, block)| {
+            !is_figure(block) && !(matches!(block, Block::Heading(_)) && heads_figures_alone(*index))
+        });
+        shown.map(|(_, block)| block).collect()
+    }
+
     /// For a terminal of `width` columns, or for a file: then nothing is folded.
     pub(super) fn text(&self, width: Option<u16>) -> String {
         let width = width.map(|width| width.max(NARROWEST));
         let columns = width.map(usize::from);
         let mut text = String::new();
         let mut previous: Option<&Block> = None;
-        for block in self.blocks.iter().filter(|block| !matches!(block, Block::Figure(..))) {
+        for block in self.without_figures() {
             // A heading belongs to what follows it, and loud lines stand together.
             let together = matches!(
                 (previous, block),
@@ -163,8 +177,7 @@ impl Document {
                 Block::Figure(..) => Vec::new(),
             }
         };
-        let shown = self.blocks.iter().filter(|block| !matches!(block, Block::Figure(..)));
-        let blocks: Vec<String> = shown.map(|block| render(block).join("\n")).collect();
+        let blocks: Vec<String> = self.without_figures().into_iter().map(|block| render(block).join("\n")).collect();
         format!("{}\n", blocks.join("\n\n"))
     }
 
@@ -420,6 +433,24 @@ mod tests {
         assert!(!page.contains("<script>") && !page.contains("<b>") && !page.contains("<i>"), "{page}");
         insta::assert_snapshot!(page);
         assert!(!document.text(None).contains("nothing") && !document.markdown().contains("picture"));
+    }
+
+    #[test]
+    fn a_heading_of_pictures_alone_is_on_the_page_alone() {
+        let figure = |document: &mut Document| document.figure(Svg::new(10.0, 10.0, "a picture", "of nothing"), "seen");
+        let mut document = Document::default();
+        document.heading("Pictures alone");
+        figure(&mut document);
+        figure(&mut document);
+        document.heading("A picture and words");
+        figure(&mut document);
+        document.paragraph("Words.");
+        document.heading("Nothing yet");
+        document.heading("The last pictures");
+        figure(&mut document);
+        assert_eq!(document.text(None), "A picture and words\nWords.\n\nNothing yet\n");
+        assert_eq!(document.markdown(), "## A picture and words\n\nWords.\n\n## Nothing yet\n");
+        assert_eq!(document.html().matches("<h2>").count(), 4);
     }
 
     #[test]
