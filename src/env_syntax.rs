@@ -25,6 +25,16 @@ pub enum Dialect {
     SystemdUnit,
     /// `unset -v KEY`, for `.` in a POSIX shell: takes variables back.
     Unset,
+    /// `-x KEY='VALUE'` behind `set -- "$@"`, for `.` in a POSIX shell ahead of `mpirun "$@"`.
+    Mpirun,
+    /// [`Dialect::Shell`], and `--container-env` with the names for `srun "$@"`.
+    Pyxis,
+    /// `KEY=VALUE` as NCCL reads it in its own file.
+    NcclConf,
+    /// `environment:` of a service of compose.
+    Compose,
+    /// A `ConfigMap` of Kubernetes.
+    Kubernetes,
 }
 
 impl Dialect {
@@ -35,6 +45,11 @@ impl Dialect {
             Self::Shell | Self::Unset => "a shell file",
             Self::Docker => "docker's env file",
             Self::SystemdUnit => "a systemd unit",
+            Self::Mpirun => "an option -x of mpirun",
+            Self::Pyxis => "a shell file for srun",
+            Self::NcclConf => "nccl.conf",
+            Self::Compose => "a compose file",
+            Self::Kubernetes => "a manifest of Kubernetes",
         }
     }
 }
@@ -59,6 +74,8 @@ pub const MAX_BYTES: usize = 1 << 20;
 pub const MAX_LINES: usize = 10_000;
 /// Longest line: docker reads with a scanner that gives up at 64 KiB.
 const MAX_LINE_BYTES: usize = 65_535;
+/// Bytes that NCCL keeps of a value in its own file (src/misc/param.cc).
+const NCCL_CONF_VALUE_BYTES: usize = 1023;
 
 /// Why something cannot be written in a dialect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -93,6 +110,20 @@ pub enum EnvWriteError {
         /// The variable.
         name: String,
     },
+    /// NCCL puts its file into the environment when it starts, which is too late for others.
+    #[error("{name} does not begin with NCCL_, or names nccl.conf itself: nothing reads it there")]
+    NotReadThere {
+        /// The variable, clipped.
+        name: String,
+    },
+    /// NCCL would keep the beginning alone.
+    #[error("the value of {name} has {bytes} bytes; NCCL keeps {NCCL_CONF_VALUE_BYTES} of a value in nccl.conf")]
+    ValueTooLong {
+        /// The variable, clipped.
+        name: String,
+        /// Its length.
+        bytes: usize,
+    },
     /// Longer than some consumer reads.
     #[error("a line of {bytes} bytes is too long for {}: at most {MAX_LINE_BYTES}", dialect.name())]
     LineTooLong {
@@ -113,6 +144,17 @@ impl Classified for EnvWriteError {
             Self::Value { dialect: Dialect::EnvFile, character, .. } if !matches!(character, '\n' | '\r' | '\0') => {
                 Some("the shell form can say it, because it is quoted".to_owned())
             }
+            Self::Value { dialect: Dialect::Mpirun, name, character: ';' } => Some(format!(
+                "Open MPI may take ; for the end of a variable: take the shell form, and name it with `mpirun -x {name}`"
+            )),
+            Self::Value { dialect: Dialect::NcclConf | Dialect::Compose | Dialect::Kubernetes, character, .. }
+                if !matches!(character, '\n' | '\r' | '\0') =>
+            {
+                Some("the shell form can say it, because it is quoted".to_owned())
+            }
+            Self::NotReadThere { .. } | Self::ValueTooLong { .. } => {
+                Some("set it in the environment instead: `--as env` or `--as shell`".to_owned())
+            }
             _ => None,
         }
     }
@@ -122,6 +164,8 @@ impl Classified for EnvWriteError {
 pub fn write(dialect: Dialect, lines: &[EnvLine]) -> Result<String, EnvWriteError> {
     let mut text = String::new();
     let mut names = BTreeSet::new();
+    // Arguments of one command, which no comment may interrupt.
+    let mut arguments: Vec<String> = Vec::new();
     for line in lines {
         let content = match line {
             EnvLine::Comment(comment) => {
@@ -130,17 +174,33 @@ pub fn write(dialect: Dialect, lines: &[EnvLine]) -> Result<String, EnvWriteErro
             }
             EnvLine::Variable { name, value } => {
                 check_variable(dialect, name, value)?;
-                if names.is_empty() && dialect == Dialect::SystemdUnit {
-                    text.push_str("[Service]\n");
+                if names.is_empty() {
+                    text.push_str(opening(dialect));
                 }
                 if !names.insert(name.as_str()) {
                     return Err(EnvWriteError::Duplicate { name: name.clone() });
                 }
                 match dialect {
-                    Dialect::EnvFile | Dialect::Docker => format!("{name}={value}"),
+                    Dialect::EnvFile | Dialect::Docker | Dialect::NcclConf => format!("{name}={value}"),
                     Dialect::Shell => format!("export {name}={}", shell_quoted(value)),
                     Dialect::SystemdUnit => format!("Environment=\"{name}={}\"", systemd_escaped(value)),
                     Dialect::Unset => format!("unset -v {name}"),
+                    Dialect::Mpirun => {
+                        let argument = format!("-x {name}={}", shell_quoted(value));
+                        if argument.len() > MAX_LINE_BYTES {
+                            return Err(EnvWriteError::LineTooLong { bytes: argument.len(), dialect });
+                        }
+                        arguments.push(argument);
+                        continue;
+                    }
+                    Dialect::Pyxis => {
+                        arguments.push(name.clone());
+                        format!("export {name}={}", shell_quoted(value))
+                    }
+                    Dialect::Compose => {
+                        format!("      {}: \"{}\"", yaml_key(name), yaml_escaped(&value.replace('$', "$$")))
+                    }
+                    Dialect::Kubernetes => format!("  {}: \"{}\"", yaml_key(name), yaml_escaped(value)),
                 }
             }
         };
@@ -150,7 +210,33 @@ pub fn write(dialect: Dialect, lines: &[EnvLine]) -> Result<String, EnvWriteErro
         text.push_str(&content);
         text.push('\n');
     }
+    match dialect {
+        _ if arguments.is_empty() => {}
+        Dialect::Mpirun => text.push_str(&format!("set -- \"$@\" \\\n  {}\n", arguments.join(" \\\n  "))),
+        Dialect::Pyxis => text.push_str(&format!("set -- \"$@\" --container-env={}\n", arguments.join(","))),
+        _ => {}
+    }
     Ok(text)
+}
+
+/// What stands before the first variable.
+const fn opening(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::SystemdUnit => "[Service]\n",
+        Dialect::Compose => "services:\n  server:\n    environment:\n",
+        Dialect::Kubernetes => "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: nccltune\ndata:\n",
+        _ => "",
+    }
+}
+
+/// A key of YAML. Short words such as `ON` and `NULL` are none without quotes; all of these lack an underscore.
+fn yaml_key(name: &str) -> String {
+    if name.contains('_') { name.to_owned() } else { format!("\"{name}\"") }
+}
+
+/// A text between double quotes in YAML, which stays a text whatever it looks like.
+fn yaml_escaped(value: &str) -> String {
+    value.replace('\\', r"\\").replace('"', r#"\""#)
 }
 
 /// Writes an env file: [`write()`] in [`Dialect::EnvFile`].
@@ -187,8 +273,16 @@ pub fn is_name(text: &str) -> bool {
 fn can_say(dialect: Dialect, character: char) -> bool {
     match dialect {
         Dialect::EnvFile => character.is_alphanumeric() || "_-.,:=/^+@%".contains(character),
-        Dialect::Shell | Dialect::Docker => !matches!(character, '\n' | '\r' | '\0'),
+        Dialect::Shell | Dialect::Docker | Dialect::Pyxis | Dialect::NcclConf => {
+            !matches!(character, '\n' | '\r' | '\0')
+        }
         Dialect::SystemdUnit => !character.is_control(),
+        Dialect::Mpirun => !character.is_control() && character != ';',
+        // What YAML 1.1 takes for the end of a line, and what YAML calls no character.
+        Dialect::Compose | Dialect::Kubernetes => {
+            !character.is_control()
+                && !matches!(character, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+        }
         // The value is not written.
         Dialect::Unset => true,
     }
@@ -196,12 +290,23 @@ fn can_say(dialect: Dialect, character: char) -> bool {
 
 /// The first character of a value that the dialect cannot carry to every consumer.
 pub fn unsayable(dialect: Dialect, value: &str) -> Option<char> {
-    value.chars().find(|character| !can_say(dialect, *character))
+    // NCCL keeps blanks around a value, and somebody's editor does not.
+    let edge = |character: &char| dialect == Dialect::NcclConf && character.is_whitespace();
+    let edges = || value.chars().next().filter(edge).or_else(|| value.chars().next_back().filter(edge));
+    value.chars().find(|character| !can_say(dialect, *character)).or_else(edges)
 }
 
 fn check_variable(dialect: Dialect, name: &str, value: &str) -> Result<(), EnvWriteError> {
     if !is_name(name) {
         return Err(EnvWriteError::Name { name: clipped(name) });
+    }
+    if dialect == Dialect::NcclConf {
+        if !name.starts_with("NCCL_") || name == "NCCL_CONF_FILE" {
+            return Err(EnvWriteError::NotReadThere { name: clipped(name) });
+        }
+        if value.len() > NCCL_CONF_VALUE_BYTES {
+            return Err(EnvWriteError::ValueTooLong { name: clipped(name), bytes: value.len() });
+        }
     }
     match unsayable(dialect, value) {
         Some(character) => Err(EnvWriteError::Value { name: clipped(name), character, dialect }),
@@ -651,6 +756,85 @@ mod tests {
         if let Some(environment) = sourced(prelude, &revert) {
             let left: Vec<&String> = environment.keys().filter(|name| name.starts_with("NCCLTUNE_T")).collect();
             assert_eq!(left, ["NCCLTUNE_T3"]);
+        }
+    }
+
+    #[test]
+    fn each_form_for_one_launcher_is_read_back_as_written() {
+        use super::source::{Consumer, Source};
+        let value = r#"a 'b' "c" $HOME ${X} \ %n # é: - yes"#;
+        let lines = [
+            comment("$(exit 1): {"),
+            variable("NCCL_T1", value),
+            comment("more"),
+            variable("NCCL_T2", "1"),
+            variable("NCCL_T3", "yes"),
+        ];
+        for (dialect, consumer) in [
+            (Dialect::Mpirun, Consumer::Shell),
+            (Dialect::Pyxis, Consumer::Shell),
+            (Dialect::NcclConf, Consumer::NcclConf),
+            (Dialect::Compose, Consumer::Compose),
+            (Dialect::Kubernetes, Consumer::Kubernetes),
+        ] {
+            let text = write(dialect, &lines).unwrap();
+            let source = Source::read(consumer, &text).unwrap();
+            assert_eq!(source.remarks, [], "{text}");
+            let read: Vec<(&str, Option<&str>)> =
+                source.assignments.iter().map(|one| (one.name.as_str(), one.value.as_deref())).collect();
+            assert_eq!(read, [("NCCL_T1", Some(value)), ("NCCL_T2", Some("1")), ("NCCL_T3", Some("yes"))], "{text}");
+            assert!(write(dialect, &[variable("NCCL_T", "a\nb")]).is_err(), "{dialect:?}");
+            assert_eq!(write(dialect, &[comment("alone")]).unwrap(), "# alone\n");
+        }
+        assert_eq!(
+            write(Dialect::Compose, &[variable("ON", "$")]).unwrap().lines().last(),
+            Some("      \"ON\": \"$$\"")
+        );
+    }
+
+    #[test]
+    fn what_a_launcher_or_nccl_would_lose_is_refused_with_advice() {
+        for (dialect, name, value) in [
+            (Dialect::Mpirun, "NCCL_ALGO", "allreduce:tree;broadcast:ring"),
+            (Dialect::NcclConf, "CUDA_VISIBLE_DEVICES", "0"),
+            (Dialect::NcclConf, "NCCL_CONF_FILE", "/x"),
+            (Dialect::NcclConf, "NCCL_T", " 1"),
+            (Dialect::NcclConf, "NCCL_T", &"x".repeat(1024)),
+            (Dialect::Compose, "NCCL_T", "a\u{2028}b"),
+            (Dialect::Kubernetes, "NCCL_T", "a\tb"),
+        ] {
+            let error = write(dialect, &[variable(name, value)]).unwrap_err();
+            assert!(error.hint().is_some(), "{dialect:?}: {error}");
+        }
+        assert!(write(Dialect::NcclConf, &[variable("NCCL_T", &"x".repeat(1023))]).is_ok());
+    }
+
+    /// bash and dash hand a program exactly the arguments that were meant, behind those that were there.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the test asks real shells; process/ is floors above")]
+    fn shells_hand_mpirun_and_srun_what_is_written() {
+        let value = r#"a 'b' "c" $HOME `id` \ & | * ~ # é"#;
+        let lines = [comment("$(exit 1)"), variable("NCCL_T1", value), comment("more"), variable("NCCL_T2", "2")];
+        let directory = tempfile::tempdir().unwrap();
+        for shell in ["bash", "dash"] {
+            for (dialect, expected) in [
+                (Dialect::Mpirun, format!("-np\n8\n-x\nNCCL_T1={value}\n-x\nNCCL_T2=2\n|\n")),
+                (Dialect::Pyxis, format!("-np\n8\n--container-env=NCCL_T1,NCCL_T2\n{value}|2\n")),
+            ] {
+                fs_err::write(directory.path().join("file"), write(dialect, &lines).unwrap()).unwrap();
+                let script = r#"set -eu; set -- -np 8; . ./file; printf '%s\n' "$@"; printf '%s|%s\n' "${NCCL_T1-}" "${NCCL_T2-}""#;
+                let Ok(output) = std::process::Command::new(shell)
+                    .args(["-c", script])
+                    .env_remove("NCCL_T1")
+                    .env_remove("NCCL_T2")
+                    .current_dir(directory.path())
+                    .output()
+                else {
+                    continue;
+                };
+                assert!(output.status.success() && output.stderr.is_empty(), "{shell}: {output:?}");
+                assert_eq!(String::from_utf8(output.stdout).unwrap(), expected, "{shell}");
+            }
         }
     }
 

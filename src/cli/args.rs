@@ -695,8 +695,9 @@ pub(super) struct EmitArgs {
     #[arg(long, value_name = "DIR")]
     pub(super) run: PathBuf,
 
-    /// Form: env (docker, systemd, compose), shell, docker alone, a systemd drop-in, or what takes the
-    /// variables back.
+    /// Form: env (docker, systemd, compose), shell, docker alone, a systemd drop-in, lines for Slurm or
+    /// pyxis, arguments of mpirun, nccl.conf, compose, a Kubernetes ConfigMap, or what takes the variables
+    /// back.
     #[arg(
         long = "as",
         value_name = "FORM",

@@ -61,8 +61,9 @@ pub(super) fn lines(choice: &Choice, manifest: &Manifest, directory: &Path, form
         lines.push(format!("{HOLDS}{variable}={value} ({who}{below})"));
     }
     if choice.verdict == VerdictKind::Adopt {
-        lines
-            .extend(companions(choice, directory).into_iter().map(|companion| format!("needs beside it: {companion}")));
+        lines.extend(
+            companions(choice, directory, form).into_iter().map(|companion| format!("needs beside it: {companion}")),
+        );
     }
     if empty {
         lines.push(

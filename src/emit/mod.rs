@@ -33,11 +33,36 @@ pub enum EmitAs {
     Revert,
     /// The tuner table itself.
     TunerTable,
+    /// Lines of a batch script of Slurm.
+    Slurm,
+    /// Arguments of Open MPI's mpirun.
+    Mpi,
+    /// NCCL's own file.
+    NcclConf,
+    /// A fragment for compose.
+    Compose,
+    /// A `ConfigMap` of Kubernetes.
+    Kubernetes,
+    /// Lines of a batch script whose srun starts a container.
+    Pyxis,
 }
 
 impl EmitAs {
     /// All forms.
-    pub const ALL: [Self; 6] = [Self::Env, Self::Shell, Self::Docker, Self::Systemd, Self::Revert, Self::TunerTable];
+    pub const ALL: [Self; 12] = [
+        Self::Env,
+        Self::Shell,
+        Self::Docker,
+        Self::Systemd,
+        Self::Slurm,
+        Self::Mpi,
+        Self::NcclConf,
+        Self::Compose,
+        Self::Kubernetes,
+        Self::Pyxis,
+        Self::Revert,
+        Self::TunerTable,
+    ];
     /// Those that a run directory holds.
     pub const KEPT: [Self; 2] = [Self::Env, Self::Shell];
 
@@ -50,6 +75,12 @@ impl EmitAs {
             Self::Systemd => "systemd",
             Self::Revert => "revert",
             Self::TunerTable => "tuner-table",
+            Self::Slurm => "slurm",
+            Self::Mpi => "mpi",
+            Self::NcclConf => "nccl-conf",
+            Self::Compose => "compose",
+            Self::Kubernetes => "k8s",
+            Self::Pyxis => "pyxis",
         }
     }
 
@@ -62,6 +93,12 @@ impl EmitAs {
             Self::Systemd => "nccltune.conf",
             Self::Revert => "revert.sh",
             Self::TunerTable => "tuner-table.csv",
+            Self::Slurm => "tuned.slurm",
+            Self::Mpi => "tuned.mpi.sh",
+            Self::NcclConf => "nccl.conf",
+            Self::Compose => "tuned.compose.yaml",
+            Self::Kubernetes => "tuned.k8s.yaml",
+            Self::Pyxis => "tuned.pyxis.sh",
         }
     }
 
@@ -69,10 +106,15 @@ impl EmitAs {
         match self {
             // A table sets no variables: it is told as it stands in the run directory, and not by `render`.
             Self::Env | Self::TunerTable => Dialect::EnvFile,
-            Self::Shell => Dialect::Shell,
+            Self::Shell | Self::Slurm => Dialect::Shell,
             Self::Docker => Dialect::Docker,
             Self::Systemd => Dialect::SystemdUnit,
             Self::Revert => Dialect::Unset,
+            Self::Mpi => Dialect::Mpirun,
+            Self::NcclConf => Dialect::NcclConf,
+            Self::Compose => Dialect::Compose,
+            Self::Kubernetes => Dialect::Kubernetes,
+            Self::Pyxis => Dialect::Pyxis,
         }
     }
 
@@ -98,6 +140,44 @@ impl EmitAs {
                  and systemd, leave the file out."
             }
             Self::TunerTable => "For the tuner plugin of nccltune.",
+            Self::Slurm => {
+                "For a batch script of Slurm, ahead of srun: put the lines there or `. ./tuned.slurm`. srun hands them \
+                 on to every rank with --export=ALL, its default; --export=NONE or a list of names loses them."
+            }
+            Self::Mpi => {
+                "For mpirun of Open MPI, in a POSIX shell: set -- -np 8; . ./tuned.mpi.sh; mpirun \"$@\" PROGRAM. It \
+                 adds -x NAME=VALUE for each variable, which reaches the ranks on every node."
+            }
+            Self::NcclConf => {
+                "For NCCL itself: save as /etc/nccl.conf, ~/.nccl.conf of the server's user, or name it in \
+                 NCCL_CONF_FILE (NCCL 2.23 and later). Whatever the environment of the process sets beats it."
+            }
+            Self::Compose => {
+                "For docker compose: call `server` what your service is called, then docker compose -f compose.yaml -f \
+                 tuned.compose.yaml up. Under `environment` of your own file, a variable of the same name loses."
+            }
+            Self::Kubernetes => {
+                "For Kubernetes: kubectl apply -f tuned.k8s.yaml, and in the container envFrom: [{configMapRef: {name: \
+                 nccltune}}]. What its own env: sets beats it; pods see a change when they are started again."
+            }
+            Self::Pyxis => {
+                "For srun with pyxis, in a batch script: set -- --container-image=IMAGE; . ./tuned.pyxis.sh; srun \"$@\" \
+                 PROGRAM. --container-env lets the values win over those of the image; srun needs --export=ALL, its default."
+            }
+        }
+    }
+
+    /// How a container of this form gets to see a directory at its own path.
+    fn mount(self, folder: &str) -> String {
+        match self {
+            Self::Compose => format!("volumes: [\"{folder}:{folder}:ro\"] in the service"),
+            Self::Kubernetes => {
+                format!(
+                    "a hostPath volume {folder} with mountPath {folder}, readOnly: true, on each node the pod may run on"
+                )
+            }
+            Self::Pyxis => format!("srun --container-mounts={folder}:{folder}:ro"),
+            _ => format!("docker run -v {folder}:{folder}:ro"),
         }
     }
 }
@@ -204,8 +284,10 @@ impl Classified for EmitError {
             }
             Self::Path { dialect, .. } => {
                 let other = match dialect {
-                    Dialect::EnvFile => ", or take the shell form, which quotes it",
-                    Dialect::Docker | Dialect::Shell | Dialect::SystemdUnit | Dialect::Unset => "",
+                    Dialect::EnvFile | Dialect::Mpirun | Dialect::NcclConf | Dialect::Compose | Dialect::Kubernetes => {
+                        ", or take the shell form, which quotes it"
+                    }
+                    Dialect::Docker | Dialect::Shell | Dialect::Pyxis | Dialect::SystemdUnit | Dialect::Unset => "",
                 };
                 Some(format!("move the run directory to a path without it and run `nccltune emit` there{other}"))
             }
@@ -408,16 +490,13 @@ fn held(choice: &Choice) -> impl Iterator<Item = &Answer> {
 }
 
 /// What has to stand beside the environment for the answer to be the measured one.
-fn companions(choice: &Choice, directory: &Path) -> Vec<String> {
+fn companions(choice: &Choice, directory: &Path, form: EmitAs) -> Vec<String> {
     let mut companions: Vec<String> = choice
         .files
         .iter()
         .map(|(kind, name)| {
             let folder = wording::printable(&directory.to_string_lossy(), PATH_CHARACTERS);
-            format!(
-                "the {} {name}; a container must see it at the same path: docker run -v {folder}:{folder}:ro",
-                kind.words()
-            )
+            format!("the {} {name}; a container must see it at the same path: {}", kind.words(), form.mount(&folder))
         })
         .collect();
     if choice.files.contains_key(&FileKind::TunerTable) {
@@ -520,7 +599,8 @@ mod tests {
             values(&tuned_env(&choice, &manifest, &effects).unwrap()).into_iter().map(|(name, _)| name).collect();
         for form in EmitAs::ALL {
             let text = render(&choice, &manifest, Path::new(RUN), form, &effects).unwrap();
-            let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#') && *line != "[Service]").collect();
+            let sets = |line: &&str| !line.starts_with('#') && line.contains("NCCL_") && !line.starts_with("set --");
+            let lines: Vec<&str> = text.lines().filter(sets).collect();
             if form == EmitAs::Revert {
                 // What the user had pinned before stays.
                 assert!(text.contains("# NCCL_P2P_DISABLE was pinned, and stays."), "{text}");
@@ -530,14 +610,29 @@ mod tests {
             assert_eq!(lines.len(), names.len(), "{form:?}:\n{text}");
             assert!(lines.iter().zip(&names).all(|(line, name)| line.contains(name)), "{form:?}:\n{text}");
         }
-        insta::assert_snapshot!(
-            "systemd",
-            render(&choice, &manifest, Path::new(RUN), EmitAs::Systemd, &effects).unwrap()
-        );
-        insta::assert_snapshot!(
-            "revert",
-            render(&choice, &manifest, Path::new(RUN), EmitAs::Revert, &effects).unwrap()
-        );
+        for form in EmitAs::ALL.into_iter().filter(|form| !EmitAs::KEPT.contains(form)) {
+            if !matches!(form, EmitAs::Docker | EmitAs::TunerTable) {
+                insta::assert_snapshot!(
+                    form.name(),
+                    render(&choice, &manifest, Path::new(RUN), form, &effects).unwrap()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn each_form_says_how_its_container_gets_to_see_a_file() {
+        let (choice, name) = with_a_file();
+        for (form, words) in [
+            (EmitAs::Env, "docker run -v /srv/runs/box:/srv/runs/box:ro"),
+            (EmitAs::Compose, "volumes: [\"/srv/runs/box:/srv/runs/box:ro\"]"),
+            (EmitAs::Kubernetes, "hostPath volume /srv/runs/box with mountPath /srv/runs/box"),
+            (EmitAs::Pyxis, "srun --container-mounts=/srv/runs/box:/srv/runs/box:ro"),
+        ] {
+            let text = render(&choice, &fixtures::manifest(), Path::new(RUN), form, &effects).unwrap();
+            let told = |line: &str| line.starts_with("# needs beside it") && line.contains(words);
+            assert!(text.lines().any(told) && text.contains(&format!("/srv/runs/box/{name}")), "{text}");
+        }
     }
 
     #[test]

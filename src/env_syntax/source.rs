@@ -75,7 +75,7 @@ impl Consumer {
         let name = file_name.rsplit('/').next().unwrap_or(file_name).to_ascii_lowercase();
         let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
         let begins = |prefix: &str| text.lines().take(MAX_LINES).any(|line| line.trim_start().starts_with(prefix));
-        if name.ends_with("nccl.conf") {
+        if name.ends_with("nccl.conf") || begins("# For NCCL itself: save as") {
             Self::NcclConf
         } else if name.ends_with("docker.env") || begins("# For docker run --env-file alone") {
             Self::DockerEnvFile
@@ -92,10 +92,15 @@ impl Consumer {
             || text.starts_with("#!")
             || begins("export ")
             || begins("unset ")
+            || begins("set -- ")
             || begins("mpirun ")
             || begins("setenv ")
         {
             Self::Shell
+        } else if begins("apiVersion:") {
+            Self::Kubernetes
+        } else if begins("services:") {
+            Self::Compose
         } else {
             Self::EnvFile
         }
@@ -341,6 +346,9 @@ mod tests {
             ("compose.yml", "services:\n", Consumer::Compose),
             ("pod.yaml", "apiVersion: v1\nkind: Pod\n", Consumer::Kubernetes),
             ("vllm.service", "", Consumer::SystemdUnit),
+            ("-", "# c\nservices:\n  a:\n", Consumer::Compose),
+            ("-", "# c\napiVersion: v1\n", Consumer::Kubernetes),
+            ("-", "# c\nset -- \"$@\" \\\n  -x NCCL_ALGO=Ring\n", Consumer::Shell),
             ("override.conf", "[Service]\nEnvironment=A=1\n", Consumer::SystemdUnit),
         ] {
             assert_eq!(Consumer::guess(name, text), consumer, "{name}");

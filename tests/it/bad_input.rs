@@ -690,7 +690,9 @@ fn an_answer_that_was_edited_is_not_emitted() {
         let mut choice: serde_json::Value = serde_json::from_str(&whole).expect("JSON");
         choice["env"][name] = value.into();
         scene.write("R/choice.json", choice.to_string());
-        for form in ["env", "shell", "docker", "systemd", "revert"] {
+        for form in
+            ["env", "shell", "docker", "systemd", "slurm", "mpi", "nccl-conf", "compose", "k8s", "pyxis", "revert"]
+        {
             let ended = scene.run(&format!("emit --run R --as {form}"));
             assert_eq!((ended.status, ended.stdout.as_str()), (Some(2), ""), "{name} as {form}: {}", ended.stderr);
             assert!(ended.stderr.contains("is in no arm of the run"), "{}", ended.stderr);

@@ -176,7 +176,8 @@ fn bash_is_offered_commands_flags_and_values() {
     assert_eq!(offered(&scene, &["nccltune", "rep"]), ["report"]);
     assert_eq!(offered(&scene, &["nccltune", "tune", "--max-r"]), ["--max-regression"]);
     let forms = offered(&scene, &["nccltune", "emit", "--as", ""]);
-    assert_eq!(forms, ["env", "shell", "docker", "systemd", "revert", "tuner-table"]);
+    let expected = "env shell docker systemd slurm mpi nccl-conf compose k8s pyxis revert tuner-table";
+    assert_eq!(forms, expected.split(' ').collect::<Vec<_>>());
     assert!(offered(&scene, &["nccltune", "report", "--format", "h"]).contains(&"html".to_owned()));
     for shell in ["zsh", "fish", "elvish", "powershell"] {
         let script = scene.run(&format!("completions {shell}")).ok().stdout;
