@@ -45,7 +45,7 @@ use crate::quarantine::{Store, place};
 use crate::record::{
     Arm, ArmId, BackendKind, BufferKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest,
     MisjudgedBox, Origin, PassStream, PeerOutcome, PeerReport, Phase, Pin, Point, PointKey, Profile, QuarantinedArm,
-    Settings, Space, TrialPlan, VerdictKind, Workload,
+    Settings, Space, TrialPlan, VerdictKind, WarmStart, Workload,
 };
 use crate::report::summary_csv;
 use crate::search::tables::WithTables;
@@ -382,10 +382,9 @@ fn prepare(
         None => fingerprint(&measured.machine, &devices, measured.nccl.as_ref(), measured.simulation.as_ref()),
     };
     let points = measured_points(&workload);
-    let before = previous.and_then(|manifest| manifest.warm_start.clone());
     let warm_start = match &request.warm_start {
         Some(run) => Some(warm_start(run, (&objective, &points), is_simulated, &fingerprint, &mut notices)?),
-        None => before,
+        None => carried(request, previous),
     };
     let context = SearchContext {
         default: default.id.clone(),
@@ -453,6 +452,13 @@ fn prepare(
         locks: early.locks,
         early_logs: early.logs,
     })
+}
+
+/// What the run that goes on, or is replayed, began with. Its figures at other points than those that are asked for now
+/// would be taken for theirs.
+fn carried(request: &TuneRequest, previous: Option<&Manifest>) -> Option<WarmStart> {
+    let same_points = previous.filter(|_| request.resume || request.workload.is_empty());
+    same_points.and_then(|manifest| manifest.warm_start.clone())
 }
 
 /// Takes out the arms that are left alone because of what they did before, and says which.

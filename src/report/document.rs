@@ -110,7 +110,8 @@ impl Document {
             below.first().is_some_and(is_figure) && matches!(next, None | Some(Block::Heading(_)))
         };
         let shown = self.blocks.iter().enumerate().filter(|(index, block)| {
-            !is_figure(block) && !(matches!(block, Block::Heading(_)) && heads_figures_alone(*index))
+            let is_hidden = matches!(block, Block::Heading(_)) && heads_figures_alone(*index);
+            !is_figure(block) && !is_hidden
         });
         shown.map(|(_, block)| block).collect()
     }

@@ -224,14 +224,67 @@ fn what_is_emitted_for_a_shell_can_be_taken_back() {
     }
 }
 
+/// Whether a program is here to be asked; a test says which were not.
+#[expect(clippy::print_stdout, reason = "what was not tried is said")]
+fn has(program: &str, version: &[&str]) -> bool {
+    let is_here = Command::new(program).args(version).output().is_ok_and(|output| output.status.success());
+    if !is_here {
+        println!("skipped: {program} is not installed, so nobody asked it what it makes of its form");
+    }
+    is_here
+}
+
+/// Open MPI hands ranks what was written for it, and kubectl makes of the env file what the `ConfigMap` says; no cluster is
+/// needed.
+#[test]
+fn mpirun_and_kubectl_take_what_is_emitted_for_them() {
+    let scene = Scene::new();
+    scene.run("tune --backend simulated --seed 1 --out X").ok();
+    let expected = scene.choice("X").env;
+    assert!(!expected.is_empty(), "an answer that sets something");
+    if has("mpirun", &["--version"]) {
+        scene.write("tuned.mpi.sh", scene.run("emit --run X --as mpi").ok().stdout);
+        let script = "set -- --allow-run-as-root --oversubscribe -np 2; . ./tuned.mpi.sh; exec mpirun \"$@\" env";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).current_dir(scene.path("."));
+        let output = command.output().expect("a shell");
+        let told = String::from_utf8_lossy(&output.stdout).into_owned();
+        for (name, value) in &expected {
+            let line = format!("{name}={value}");
+            let ranks = told.lines().filter(|told| *told == line).count();
+            assert_eq!(ranks, 2, "{line} in {told}{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+    if has("kubectl", &["version", "--client"]) {
+        scene.write("tuned.env", scene.run("emit --run X --as env").ok().stdout);
+        let mut command = Command::new("kubectl");
+        command.args([
+            "create",
+            "configmap",
+            "nccltune",
+            "--from-env-file=tuned.env",
+            "--dry-run=client",
+            "-o",
+            "json",
+        ]);
+        let output = command.current_dir(scene.path(".")).output().expect("kubectl");
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let ours = scene.run("emit --run X --as k8s").ok().stdout;
+        for (name, value) in told["data"].as_object().expect("data") {
+            let line = format!("  {name}: {value}");
+            assert!(ours.lines().any(|ours| ours == line), "{line} in {ours}");
+            assert!(expected.contains_key(name), "{name}");
+        }
+        assert_eq!(told["data"].as_object().map(serde_json::Map::len), Some(expected.len()));
+    }
+}
+
 /// systemd and docker read what is written for them, where they are installed; neither needs its daemon.
 #[test]
 fn systemd_and_docker_take_what_is_emitted_for_them() {
     let scene = Scene::new();
     scene.run("tune --backend simulated --seed 1 --out X").ok();
-    let has =
-        |program: &str| Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
-    if has("systemd-analyze") {
+    if has("systemd-analyze", &["--version"]) {
         scene.write("units/x.service", "[Unit]\nDescription=x\n[Service]\nExecStart=/bin/true\n");
         let complaints = |drop_in: &str| {
             scene.write("units/x.service.d/nccltune.conf", drop_in);
@@ -248,7 +301,7 @@ fn systemd_and_docker_take_what_is_emitted_for_them() {
         assert_eq!(complaints("[Service]\nEnvironment=\"A B=1\"\n").len(), 1, "it complains of what is wrong");
         assert_eq!(complaints(&scene.run("emit --run X --as systemd").ok().stdout), [] as [String; 0]);
     }
-    if has("docker") {
+    if has("docker", &["--version"]) {
         let told = |text: &str| {
             scene.write("file.env", text);
             let mut command = Command::new("docker");
