@@ -9,7 +9,7 @@ use std::path::Path;
 use nccltune::record::{Arm, ArmId, Event, JournalLine, VerdictKind};
 
 use self::lab::{Landscape, WITHIN, grid, racing};
-use crate::command::{Scene, cells, manifest_in};
+use crate::command::{Scene, cells, journal_text, manifest_in, recorded};
 
 fn bench() -> Landscape {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/recorded/h200x2-host-memory-bench");
@@ -164,20 +164,21 @@ fn a_race_drops_arms_in_the_journal_and_a_resumed_one_goes_on_alike() {
     let ends = |line: &JournalLine| matches!(line.event, Event::BlockEnded { block: 2 });
     let last = lines.iter().position(ends).unwrap();
     scene.copy_run(&scene.path("whole"), "cut", &["manifest.json"]);
-    let text: String = lines[..=last].iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
-    scene.write("cut/run.jsonl", text);
+    scene.write("cut/run.jsonl", journal_text(&lines[..=last]));
     // It goes on as it began, without tables, unasked.
     scene.run("tune --resume --no-trial --out cut").ok();
     assert_eq!((scene.choice("cut").winner, scene.choice("cut").reason), (choice.winner, choice.reason));
     // To the bit, where no block was torn.
-    let events = |run: &str| -> Vec<Event> {
-        let lines = scene.journal(run);
-        lines.into_iter().map(|line| line.event).filter(|event| !matches!(event, Event::RunResumed { .. })).collect()
-    };
-    assert_eq!(events("cut"), events("whole"));
+    assert_eq!(events(&scene.journal("cut")), events(&lines));
     // Another strategy is another run.
     let refused = scene.run("tune --resume --out cut --strategy exhaustive");
     assert_eq!(refused.status, Some(2), "{}", refused.stderr);
+}
+
+/// What happened, whether or not it was stopped in between.
+fn events(lines: &[JournalLine]) -> Vec<Event> {
+    let events = lines.iter().map(|line| line.event.clone());
+    events.filter(|event| !matches!(event, Event::RunResumed { .. })).collect()
 }
 
 /// The arms of a race's first block.
@@ -217,16 +218,14 @@ fn a_race_that_knows_an_earlier_one_begins_with_its_best_and_goes_on_so() {
     let ends = |line: &JournalLine| matches!(line.event, Event::BlockEnded { block: 1 });
     let last = lines.iter().position(ends).unwrap();
     scene.copy_run(&scene.path("warm"), "cut", &["manifest.json"]);
-    let text: String = lines[..=last].iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
-    scene.write("cut/run.jsonl", text);
+    scene.write("cut/run.jsonl", journal_text(&lines[..=last]));
     fs_err::remove_dir_all(scene.path("before")).unwrap();
     scene.run("tune --resume --no-trial --out cut").ok();
-    let events = |run: &str| -> Vec<Event> {
-        let lines = scene.journal(run);
-        lines.into_iter().map(|line| line.event).filter(|event| !matches!(event, Event::RunResumed { .. })).collect()
-    };
-    assert_eq!(events("cut"), events("warm"));
+    assert_eq!(events(&scene.journal("cut")), events(&lines));
+    let on_gpus = recorded("h200x2-host-memory-bench");
+    let on_gpus = format!("tune --recorded {} --warm-start warm --out gpus", on_gpus.display());
     for (line, told) in [
+        (on_gpus.as_str(), "it says nothing of these GPUs"),
         ("tune --resume --no-trial --out cut --warm-start warm", "keeps the beginning it had"),
         ("tune --backend simulated --strategy exhaustive --warm-start warm", "--strategy racing, which it implies"),
         ("tune --backend simulated --sizes 1K --warm-start warm", "measured no arm at all points of this run"),
@@ -276,10 +275,6 @@ fn a_race_with_tables_goes_on_alike_from_every_block() {
     scene.run(&format!("{line} --out whole")).ok();
     let lines = scene.journal("whole");
     let made = manifest_in(&scene.path("whole")).tables.expect("tables were made").arms;
-    let event_of = |lines: &[JournalLine]| -> Vec<Event> {
-        let events = lines.iter().map(|line| line.event.clone());
-        events.filter(|event| !matches!(event, Event::RunResumed { .. })).collect()
-    };
     let plans_table = |line: &JournalLine| match &line.event {
         Event::BlockPlanned { launches, .. } => {
             launches.iter().flat_map(|launch| &launch.arms).any(|arm| made.iter().any(|table| table.id == *arm))
@@ -302,10 +297,9 @@ fn a_race_with_tables_goes_on_alike_from_every_block() {
                 scene.write(&format!("{run}/{name}"), bytes);
             }
         }
-        let text: String = lines[..=cut].iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
-        scene.write(&format!("{run}/run.jsonl"), text);
+        scene.write(&format!("{run}/run.jsonl"), journal_text(&lines[..=cut]));
         scene.run(&format!("tune --resume --no-trial --out {run}")).ok();
-        assert_eq!(event_of(&scene.journal(&run)), event_of(&lines), "cut behind line {cut} of {}", lines.len());
+        assert_eq!(events(&scene.journal(&run)), events(&lines), "cut behind line {cut} of {}", lines.len());
         if cut < table { before += 1 } else { after += 1 }
     }
     assert!(before > 0 && after > 0, "{before} before the table, {after} after it");
@@ -323,8 +317,7 @@ fn arms_of_a_torn_block_without_its_default_are_measured_again() {
     for cut in (first..).take(24).step_by(4) {
         let run = format!("torn-{cut}");
         scene.copy_run(&scene.path("whole"), &run, &["manifest.json"]);
-        let text: String = lines[..=cut].iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
-        scene.write(&format!("{run}/run.jsonl"), text);
+        scene.write(&format!("{run}/run.jsonl"), journal_text(&lines[..=cut]));
         scene.run(&format!("tune --resume --out {run}")).ok();
         let resumed = scene.journal(&run);
         let chosen = resumed.iter().position(|line| matches!(line.event, Event::FinalistsChosen { .. })).unwrap();
