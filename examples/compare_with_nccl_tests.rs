@@ -14,6 +14,9 @@
     reason = "a stand-alone program that starts two others and prints a table"
 )]
 
+#[path = "nccl_tests/perf.rs"]
+mod perf;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -24,6 +27,7 @@ use nccltune::collective::{Collective, DataType, Form, Placement};
 use nccltune::journal;
 use nccltune::record::Event;
 use nccltune::stats;
+use perf::Perf;
 
 /// Largest bias over sizes, and largest median of absolute differences.
 const BOUNDS: (f64, f64) = (0.02, 0.03);
@@ -87,16 +91,6 @@ impl Arguments {
     fn placement(&self) -> Placement {
         if self.out_of_place { Placement::OutOfPlace } else { Form::usual(self.collective).placement }
     }
-
-    /// The type as nccl-tests names it.
-    const fn type_of_theirs(&self) -> &'static str {
-        match self.dtype {
-            DataType::Bf16 => "bfloat16",
-            DataType::Fp16 => "half",
-            DataType::Fp32 => "float",
-            DataType::Int8 => "int8",
-        }
-    }
 }
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
@@ -104,11 +98,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     let scratch = tempfile::tempdir()?;
     let folder = arguments.keep.clone().unwrap_or_else(|| scratch.path().to_owned());
     fs_err::create_dir_all(&folder)?;
-    let links = scratch.path().join("lib");
-    fs_err::create_dir(&links)?;
-    for name in ["libnccl.so", "libnccl.so.2"] {
-        std::os::unix::fs::symlink(fs_err::canonicalize(&arguments.nccl_lib)?, links.join(name))?;
-    }
+    let links = perf::links(scratch.path(), &arguments.nccl_lib)?;
     let mut ours: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     let mut theirs: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for run in 0..arguments.runs {
@@ -176,51 +166,24 @@ fn run_nccltune(arguments: &Arguments, out: &Path) -> Result<BTreeMap<u64, f64>,
     Ok(means)
 }
 
-/// The column that is compared, per size. nccl-tests names the larger of send and receive buffer, as
-/// nccltune does.
+/// The column that is compared, per size.
 fn run_nccl_tests(arguments: &Arguments, links: &Path, keep: &Path) -> Result<BTreeMap<u64, f64>, Box<dyn Error>> {
-    let library_path = match std::env::var("LD_LIBRARY_PATH") {
-        Ok(path) => format!("{}:{path}", links.display()),
-        Err(_) => links.display().to_string(),
+    let perf = Perf {
+        program: &arguments.perf,
+        ranks: arguments.ranks,
+        single_process: false,
+        links,
+        dtype: arguments.dtype,
+        slowest: arguments.slowest,
+        operations: arguments.operations,
+        replays: arguments.replays,
     };
-    let mut command = Command::new("mpirun");
-    command
-        .args(["--allow-run-as-root", "--bind-to", "none", "-np", &arguments.ranks.to_string()])
-        .arg(&arguments.perf)
-        .args(["-b", "4096", "-e", "4194304", "-f", "2", "-d", arguments.type_of_theirs(), "-w", "20"])
-        .args(["-a", if arguments.slowest { "3" } else { "1" }])
-        .args(["-n", &arguments.operations.to_string(), "-G", &arguments.replays.to_string()])
-        .env("LD_LIBRARY_PATH", library_path);
+    let mut variables = Vec::new();
     for pin in &arguments.pins {
         let (name, value) = pin.split_once('=').ok_or("--pin NAME=VALUE")?;
-        command.env(name, value);
+        variables.push((name.to_owned(), value.to_owned()));
     }
-    let output = command.output()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    fs_err::write(keep, &text)?;
-    if !output.status.success() {
-        return Err(format!("nccl-tests failed: {text}{}", String::from_utf8_lossy(&output.stderr)).into());
-    }
-    let mut times = BTreeMap::new();
-    for line in text.lines() {
-        // size count type redop root | time algbw busbw #wrong | time algbw busbw #wrong
-        let columns: Vec<&str> = line.split_whitespace().collect();
-        let [size, _, dtype, _, _, out_of_place, _, _, wrong_out, in_place, _, _, wrong_in] = columns[..] else {
-            continue;
-        };
-        if dtype != arguments.type_of_theirs() {
-            continue;
-        }
-        let (time, wrong) = match arguments.placement() {
-            Placement::InPlace => (in_place, wrong_in),
-            Placement::OutOfPlace => (out_of_place, wrong_out),
-        };
-        if !["0", "N/A"].contains(&wrong) {
-            return Err(format!("nccl-tests found wrong results: {line}").into());
-        }
-        times.insert(size.parse()?, time.parse()?);
-    }
-    Ok(times)
+    perf.times(&perf.run(&variables, keep)?, arguments.placement())
 }
 
 fn report(ours: &BTreeMap<u64, Vec<f64>>, theirs: &BTreeMap<u64, Vec<f64>>, arguments: &Arguments) -> ExitCode {

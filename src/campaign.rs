@@ -9,13 +9,17 @@ use rand::seq::SliceRandom;
 
 use crate::backend::{Backend, BackendError, CommunicatorPlan, LaunchPlan, PassPlan};
 use crate::clock::Clock;
+use crate::collective::Collective;
 use crate::error_kind::{Classified, ErrorKind};
 use crate::evidence::{Evidence, Failure};
+use crate::file_kind::{PLUGIN_FILE, PLUGIN_VARIABLE};
 use crate::journal::{Journal, JournalError};
-use crate::knob::{self, Risk, Way};
+use crate::knob::{self, CALL_VARIABLES, CallForm, Risk, Way};
 use crate::machine::NcclVersion;
 use crate::quarantine::quarantined;
-use crate::record::{Arm, ArmId, BlockLaunch, Event, GatePoint, JournalLine, Outcome, OutcomeKind, Phase, PointKey};
+use crate::record::{
+    Arm, ArmId, BlockLaunch, CheapestLevel, Event, GatePoint, JournalLine, Outcome, OutcomeKind, Phase, PointKey,
+};
 use crate::repair;
 use crate::search::{SearchContext, Strategy, Want};
 use crate::seed::Seed;
@@ -474,17 +478,19 @@ impl Campaign<'_> {
         Ok(())
     }
 
-    /// The launches of a block, in order. In the search, arms that differ only in what a living
-    /// worker can change share a launch; in the final, every arm has a launch of its own.
+    /// The launches of a block, in order: the costliest level changes least. In the search, arms that differ only in
+    /// what a living worker can change share a launch, and at call level those that differ only in what the tuner
+    /// plugin can choose share a communicator; in the final, every arm has a launch of its own.
     pub fn plan_block(&self, block: u32, phase: Phase, arms: &[ArmId], next_launch: &mut u32) -> Vec<LaunchPlan> {
         let arms: Vec<&Arm> = arms.iter().filter_map(|id| self.context.arms.iter().find(|arm| arm.id == *id)).collect();
+        let is_shared = phase == Phase::Search && self.context.settings.cheapest_level != CheapestLevel::Launch;
         let mut groups: Vec<(BTreeMap<String, String>, Vec<&Arm>)> = Vec::new();
         for arm in arms.into_iter().sorted_by(|left, right| left.id.cmp(&right.id)) {
             let environment = match phase {
-                Phase::Search => self.launch_variables(arm),
-                Phase::Gate | Phase::Final | Phase::Trial => space::variables(arm),
+                Phase::Search if is_shared => self.launch_variables(arm),
+                Phase::Search | Phase::Gate | Phase::Final | Phase::Trial => space::variables(arm),
             };
-            match groups.iter_mut().find(|(known, _)| phase == Phase::Search && *known == environment) {
+            match groups.iter_mut().find(|(known, _)| is_shared && *known == environment) {
                 Some((_, members)) => members.push(arm),
                 None => groups.push((environment, vec![arm])),
             }
@@ -522,11 +528,19 @@ impl Campaign<'_> {
         members: &[&Arm],
     ) -> LaunchPlan {
         // Every variable that any communicator of the launch sets is set or taken out at each.
+        let call = |arm: &Arm| self.call_form(arm).filter(|_| phase == Phase::Search);
         let communicator_level = |arm: &Arm| -> BTreeMap<String, String> {
-            space::variables(arm).into_iter().filter(|(name, _)| !environment.contains_key(name)).collect()
+            let own = space::variables(arm).into_iter().filter(|(name, _)| !environment.contains_key(name));
+            if call(arm).is_none() {
+                return own.collect();
+            }
+            // What the plugin stands for is nowhere in the environment, and the plugin in no other communicator's.
+            own.filter(|(name, _)| !CALL_VARIABLES.contains(&name.as_str()))
+                .chain([(PLUGIN_VARIABLE.to_owned(), PLUGIN_FILE.to_owned())])
+                .collect()
         };
         let names: BTreeSet<String> = members.iter().flat_map(|arm| communicator_level(arm).into_keys()).collect();
-        let communicators = members
+        let mut communicators: Vec<CommunicatorPlan> = members
             .iter()
             .flat_map(|arm| {
                 let own = communicator_level(arm);
@@ -536,6 +550,7 @@ impl Campaign<'_> {
                     points: Vec::new(),
                     checks: Vec::new(),
                     passes: Vec::new(),
+                    call: call(arm),
                 };
                 match phase {
                     Phase::Search | Phase::Final => by_ranks(&self.context.points, |point| point.ranks)
@@ -550,6 +565,18 @@ impl Campaign<'_> {
                 }
             })
             .collect();
+        // Arms that share a communicator stand together, and these communicators come first: where one without a
+        // plugin was made before, NCCL looks for none any more.
+        let shared: Vec<_> = communicators
+            .iter()
+            .filter(|plan| plan.call.is_some())
+            .map(|plan| plan.variables.clone())
+            .unique()
+            .collect();
+        communicators.sort_by_key(|plan| match plan.call {
+            Some(_) => shared.iter().position(|variables| *variables == plan.variables),
+            None => Some(shared.len()),
+        });
         LaunchPlan {
             launch,
             block,
@@ -594,10 +621,29 @@ impl Campaign<'_> {
         passes
     }
 
+    /// What the tuner plugin can say in place of an arm's variables, where the search may ask it. The default says
+    /// nothing, and has a communicator of its own.
+    fn call_form(&self, arm: &Arm) -> Option<CallForm> {
+        if self.context.settings.cheapest_level != CheapestLevel::Call {
+            return None;
+        }
+        let form = CallForm::of(&space::variables(arm), self.nccl_version)?;
+        let points = &self.context.points;
+        // How many channels send and receive have is decided once a communicator, and no plugin is asked.
+        let holds = |point: &PointKey| {
+            form.cell(point.collective.log_name()).is_some()
+                && !(form.sets_channels() && point.collective == Collective::SendRecv)
+        };
+        let is_one_group = points.iter().map(|point| point.ranks).all_equal();
+        (is_one_group && !points.is_empty() && points.iter().all(holds)).then_some(form)
+    }
+
     /// Variables of an arm that must be there at process start.
     fn launch_variables(&self, arm: &Arm) -> BTreeMap<String, String> {
+        let is_called = self.call_form(arm).is_some();
         space::variables(arm)
             .into_iter()
+            .filter(|(name, _)| !(is_called && CALL_VARIABLES.contains(&name.as_str())))
             .filter(|(name, _)| {
                 !knob::find(name).is_some_and(|knob| {
                     knob.routes(self.nccl_version).any(|route| route.way == Way::CommunicatorEnvironment)
@@ -710,6 +756,7 @@ mod tests {
                         replays_us: vec![us, us * 1.001],
                         effective: Effective::default(),
                         flags: Vec::new(),
+                        call: None,
                         duration_s: 0.1,
                     }));
                 }

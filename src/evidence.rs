@@ -627,6 +627,7 @@ mod tests {
             replays_us: vec![us, us * 1.01, us * 0.99],
             effective: Effective::default(),
             flags: Vec::new(),
+            call: None,
             duration_s: 0.1,
         })
     }

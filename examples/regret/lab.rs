@@ -241,6 +241,7 @@ impl Landscape {
                     replays_us: vec![(truth + noise).exp()],
                     effective: Effective::default(),
                     flags: Vec::new(),
+                    call: None,
                     duration_s: 0.0,
                 }));
             }

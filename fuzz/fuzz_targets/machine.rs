@@ -27,6 +27,7 @@ fn plan() -> LaunchPlan {
         phase: Phase::Search,
         environment: env,
         communicators: vec![CommunicatorPlan {
+            call: None,
             arm,
             variables: BTreeMap::new(),
             points: vec![point(1), point(4096), point(4 << 30)],

@@ -3,6 +3,7 @@
 //! All of them sit behind one method, so that everything above (search, journal, judgement, files)
 //! is the same code whatever measures.
 
+mod cost;
 pub mod nccl;
 pub mod replay;
 mod room;
@@ -12,7 +13,10 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use crate::error_kind::{Classified, ErrorKind};
-use crate::record::{Arm, ArmId, Event, GatePoint, OverlapCheck, PassCase, PassStep, PassStream, Phase, PointKey};
+use crate::knob::{CallCell, CallForm};
+use crate::record::{
+    Arm, ArmId, CallTold, Event, GatePoint, OverlapCheck, PassCase, PassStep, PassStream, Phase, PointKey,
+};
 
 /// One launch: fresh processes, and what they measure in which order.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,7 +38,7 @@ pub struct LaunchPlan {
     pub data_seed: u64,
 }
 
-/// One communicator: one arm at its points.
+/// One arm at its points, in a communicator of its own or, at call level, in one that it shares with its neighbours.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommunicatorPlan {
     /// The arm, whole.
@@ -47,9 +51,18 @@ pub struct CommunicatorPlan {
     pub checks: Vec<GatePoint>,
     /// Forward passes in order, after the points.
     pub passes: Vec<PassPlan>,
+    /// What the tuner plugin is told in place of those variables of the arm that it can stand for. Neighbours that
+    /// have this, and nothing else between them, share one communicator.
+    pub call: Option<CallForm>,
 }
 
 impl CommunicatorPlan {
+    /// Whether it is measured in the same communicator as its neighbour.
+    fn shares_with(&self, other: &Self) -> bool {
+        let is_called = self.call.is_some() && other.call.is_some();
+        is_called && self.variables == other.variables && self.ranks() == other.ranks()
+    }
+
     /// Ranks that take part, in groups of so many; none for all of them.
     pub fn ranks(&self) -> Option<u32> {
         let of_check = self.checks.first().map(|check| check.point.ranks);
@@ -79,8 +92,14 @@ impl LaunchPlan {
             files: BTreeMap::new(),
             server_args: Vec::new(),
         };
-        let communicator =
-            CommunicatorPlan { arm, variables: BTreeMap::new(), points, checks: Vec::new(), passes: Vec::new() };
+        let communicator = CommunicatorPlan {
+            arm,
+            variables: BTreeMap::new(),
+            points,
+            checks: Vec::new(),
+            passes: Vec::new(),
+            call: None,
+        };
         Self {
             launch: 0,
             block: 0,
@@ -90,6 +109,11 @@ impl LaunchPlan {
             cell_time_ms: 0.0,
             data_seed: 0,
         }
+    }
+
+    /// What the launch measures, communicator by communicator: several arms where they share one.
+    pub fn shared(&self) -> impl Iterator<Item = &[CommunicatorPlan]> {
+        self.communicators.chunk_by(CommunicatorPlan::shares_with)
     }
 
     /// Cells of the launch.
@@ -173,6 +197,16 @@ pub trait Backend {
     /// Findings about the backend itself that the verdict must carry ("3 launches were drawn again").
     fn notes(&self) -> Vec<String> {
         Vec::new()
+    }
+}
+
+/// What a tuner plugin is told, as the journal says it; no channels where they are left to NCCL.
+fn told(cell: Option<CallCell>, channels: u32) -> CallTold {
+    let name = |names: &[&str], number: u32| names.get(number as usize).map(|name| (*name).to_owned());
+    CallTold {
+        algo: cell.and_then(|cell| name(&nccl_abi::ALGORITHMS, cell.algorithm)),
+        proto: cell.and_then(|cell| name(&nccl_abi::PROTOCOLS, cell.protocol)),
+        channels: cell.map(|_| channels).filter(|channels| *channels > 0),
     }
 }
 

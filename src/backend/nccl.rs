@@ -1,5 +1,6 @@
 //! NCCL on this machine's GPUs: one worker process per GPU, fresh ones for every launch.
 
+mod calls;
 mod checks;
 
 use std::cell::RefCell;
@@ -10,11 +11,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use itertools::Itertools;
+use nccl_abi::control;
 
 use super::room::Room;
 use super::simulated::round_us;
 use super::{
     Backend, BackendError, COLLECTIVES_PER_CHECK, CommunicatorPlan, LaunchPlan, PassPlan, Sink, collectives_per_graph,
+    cost,
 };
 use crate::clock::{Clock, Deadline};
 use crate::discovery::{gpus_answer, keep_contexts};
@@ -261,6 +264,7 @@ impl Backend for NcclBackend {
             sink(event)
         };
         let broken = launch.measure(&mut heard).err();
+        let unusable = launch.unusable.take();
         let set_by_environment = launch.set_lines();
         let ways = launch.logs.iter().map(|log| log.transports.iter().cloned().collect()).collect();
         self.transports.replace(ways);
@@ -275,26 +279,15 @@ impl Backend for NcclBackend {
             set_by_environment,
             outcome: broken.map(|broken| broken.outcome),
         });
-        if suspect { self.prove_gpus() } else { Ok(()) }
+        match unusable {
+            Some(why) => Err(BackendError::Unusable(why)),
+            None if suspect => self.prove_gpus(),
+            None => Ok(()),
+        }
     }
 
     fn expected_s(&self, plan: &LaunchPlan) -> f64 {
-        // Seen on two H200: 2.5 s for processes, contexts and the first communicator, 0.5 s for each
-        // further one with its connections, and the data checks of big messages.
-        let cells: f64 = plan
-            .communicators
-            .iter()
-            .flat_map(|communicator| &communicator.points)
-            .map(|point| plan.cell_time_ms / 1000.0 + 0.03 + point.bytes as f64 / 4e8)
-            .sum();
-        let checks: f64 = plan
-            .communicators
-            .iter()
-            .flat_map(|communicator| &communicator.checks)
-            .map(|check| 0.01 + f64::from(check.repeats) * (0.01 + check.point.bytes as f64 / 4e8))
-            .sum();
-        let passes: usize = plan.communicators.iter().map(|communicator| communicator.passes.len()).sum();
-        2.5 + 0.5 * plan.communicators.len() as f64 + cells + checks + 2.0 * passes as f64
+        cost::expected_s(plan)
     }
 
     fn notes(&self) -> Vec<String> {
@@ -323,6 +316,16 @@ struct Launch<'a> {
     ranks: usize,
     /// Everything each rank's NCCL logged in this launch.
     logs: Vec<NcclLog>,
+    /// Decisions of each rank's tuner plugin that were heard of so far.
+    decisions: Vec<u64>,
+    /// Why no further launch of this kind makes sense.
+    unusable: Option<String>,
+}
+
+/// What is being measured, for the event of a failure.
+struct Now<'a> {
+    arm: &'a Arm,
+    point: Option<PointKey>,
 }
 
 impl<'a> Launch<'a> {
@@ -336,6 +339,7 @@ impl<'a> Launch<'a> {
         // What the search for channels found is told at length, and asked for by launches that time nothing.
         let subsystems = if plan.cell_count() == 0 { DEBUG_SUBSYSTEMS_WITH_SEARCHES } else { backend.debug_subsystems };
         let changes = plan.communicators.iter().any(|communicator| !communicator.variables.is_empty());
+        let has_calls = plan.communicators.iter().any(|communicator| communicator.call.is_some());
         let specs = (0..ranks)
             .map(|rank| {
                 let mut environment = backend.setup.environment.clone();
@@ -351,13 +355,17 @@ impl<'a> Launch<'a> {
                     // as servers do.
                     environment.insert("NCCL_RAS_ENABLE".to_owned(), "0".to_owned());
                 }
+                if has_calls {
+                    let path = text_of(&control_path(folder.path(), rank));
+                    environment.insert(control::FILE_VARIABLE.to_owned(), path);
+                }
                 ChildSpec { arguments: vec![WORKER_ARGUMENT.to_owned()], environment }
             })
             .collect();
         let group =
             backend.setup.supervisor.start_group(specs).map_err(|error| BackendError::System(error.to_string()))?;
         let logs = (0..ranks).map(|_| NcclLog::default()).collect();
-        Ok(Self { backend, plan, group, folder, ranks, logs })
+        Ok(Self { backend, plan, group, folder, ranks, logs, decisions: vec![0; ranks], unusable: None })
     }
 
     fn folder(&self) -> &Path {
@@ -375,10 +383,15 @@ impl<'a> Launch<'a> {
         }
         let mut position = 0;
         let mut gate: Option<GatePass> = None;
-        for (index, communicator) in plan.communicators.iter().enumerate() {
+        for (index, shared) in plan.shared().enumerate() {
             let clock = Clock::real();
-            let mut point_now = None;
-            let measured = self.measure_communicator(communicator, index, &mut position, &mut point_now, sink);
+            let communicator = &shared[0];
+            let mut now = Now { arm: &communicator.arm, point: None };
+            let measured = if communicator.call.is_some() {
+                self.measure_calls(shared, index, &mut position, &mut now, sink)
+            } else {
+                self.measure_communicator(communicator, index, &mut position, &mut now, sink)
+            };
             match measured {
                 Ok(true) if !communicator.checks.is_empty() => {
                     let passed = self.passed(gate.take(), communicator, clock.elapsed_s());
@@ -392,7 +405,7 @@ impl<'a> Launch<'a> {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 Err(broken) => {
-                    let _ = sink(self.failed(&communicator.arm, point_now, &broken, clock.elapsed_s()));
+                    let _ = sink(self.failed(now.arm, now.point, &broken, clock.elapsed_s()));
                     return Err(broken);
                 }
             }
@@ -448,6 +461,7 @@ impl<'a> Launch<'a> {
             .max()
             .unwrap_or(0);
         let folder = self.folder().to_owned();
+        let has_calls = self.plan.communicators.iter().any(|communicator| communicator.call.is_some());
         let hello = |rank: usize| Order::Hello {
             protocol: PROTOCOL,
             rank: rank as u32,
@@ -458,7 +472,7 @@ impl<'a> Launch<'a> {
             data_seed: self.plan.data_seed,
             largest_bytes,
             buffers: setup.buffers,
-            control_path: None,
+            control_path: has_calls.then(|| text_of(&control_path(&folder, rank))),
         };
         let orders: Vec<Order> = (0..self.ranks).map(hello).collect();
         let answers = self.step(|rank| orders[rank].clone(), seconds(largest_bytes as f64 / SLOWEST_BYTES_PER_S))?;
@@ -488,9 +502,52 @@ impl<'a> Launch<'a> {
         communicator: &CommunicatorPlan,
         index: usize,
         position: &mut u32,
-        point_now: &mut Option<PointKey>,
+        now: &mut Now<'_>,
         sink: Sink<'_>,
     ) -> Result<bool, Broken> {
+        let mut own = self.open(communicator, None)?;
+        for point in &communicator.points {
+            now.point = Some(*point);
+            let clock = Clock::real();
+            let (collectives, replays_us) = self.measure_cell(*point, &mut own)?;
+            let effective = effective_of(&own, *point);
+            let flags = self.flags(&communicator.arm, *point, &effective, &own, &[]);
+            let measured = Event::CellMeasured(CellMeasurement {
+                arm: communicator.arm.id.clone(),
+                point: *point,
+                block: self.plan.block,
+                launch: self.plan.launch,
+                communicator: index as u32,
+                position: *position,
+                collectives_per_replay: collectives,
+                replays_us,
+                effective,
+                flags,
+                call: None,
+                duration_s: round_us(clock.elapsed_s()),
+            });
+            *position += 1;
+            if sink(measured).is_break() {
+                return Ok(false);
+            }
+        }
+        for check in &communicator.checks {
+            now.point = Some(check.point);
+            self.check(*check, &mut own)?;
+        }
+        now.point = None;
+        for pass in &communicator.passes {
+            let measured = self.measure_pass(&communicator.arm, pass, &mut own)?;
+            if sink(Event::PassMeasured(measured)).is_break() {
+                return Ok(false);
+            }
+        }
+        self.close_communicator(&communicator.arm, index, sink)
+    }
+
+    /// Opens a communicator under its variables, with so many channels at least where that is said. Returns what it
+    /// logged, beside what the launch has logged so far.
+    fn open(&mut self, communicator: &CommunicatorPlan, channels_min: Option<u32>) -> Result<NcclLog, Broken> {
         let seen = |(name, value): (&String, &Option<String>)| {
             (name.clone(), value.as_ref().map(|value| self.backend.seen(name, value)))
         };
@@ -506,7 +563,6 @@ impl<'a> Launch<'a> {
         }
         let unique_ids: Vec<String> =
             (0..self.ranks / group_ranks).map(|_| self.unique_id()).collect::<Result<_, _>>()?;
-        // What this communicator logs, beside what the launch has logged so far.
         let mut own = NcclLog::default();
         let all_ranks = self.ranks;
         let open = |rank: usize| Order::OpenCommunicator {
@@ -516,48 +572,14 @@ impl<'a> Launch<'a> {
                 rank: (rank % group_ranks) as u32,
                 ranks: group_ranks as u32,
             }),
+            channels_min,
         };
         let answers = self.step(open, Duration::ZERO)?;
         for (rank, answer) in answers.into_iter().enumerate() {
             let Answer::Opened { log } = answer else { return Err(unexpected(rank, &answer)) };
             self.note_log(rank, &log, &mut own);
         }
-        for point in &communicator.points {
-            *point_now = Some(*point);
-            let clock = Clock::real();
-            let (collectives, replays_us) = self.measure_cell(*point, &mut own)?;
-            let effective = effective_of(&own, *point);
-            let flags = self.flags(&communicator.arm, *point, &effective, &own);
-            let measured = Event::CellMeasured(CellMeasurement {
-                arm: communicator.arm.id.clone(),
-                point: *point,
-                block: self.plan.block,
-                launch: self.plan.launch,
-                communicator: index as u32,
-                position: *position,
-                collectives_per_replay: collectives,
-                replays_us,
-                effective,
-                flags,
-                duration_s: round_us(clock.elapsed_s()),
-            });
-            *position += 1;
-            if sink(measured).is_break() {
-                return Ok(false);
-            }
-        }
-        for check in &communicator.checks {
-            *point_now = Some(check.point);
-            self.check(*check, &mut own)?;
-        }
-        *point_now = None;
-        for pass in &communicator.passes {
-            let measured = self.measure_pass(&communicator.arm, pass, &mut own)?;
-            if sink(Event::PassMeasured(measured)).is_break() {
-                return Ok(false);
-            }
-        }
-        self.close_communicator(&communicator.arm, index, sink)
+        Ok(own)
     }
 
     fn unique_id(&mut self) -> Result<String, Broken> {
@@ -572,18 +594,7 @@ impl<'a> Launch<'a> {
     /// Times one cell. Returns the collectives per replay and, per replay, the slowest rank's time
     /// over them.
     fn measure_cell(&mut self, point: PointKey, own: &mut NcclLog) -> Result<(u32, Vec<f64>), Broken> {
-        let collectives = collectives_per_graph(point);
-        let moved = seconds(point.bytes as f64 * f64::from(collectives) / SLOWEST_BYTES_PER_S);
-        let answers = self.step(|_| Order::Prepare { point, collectives }, moved)?;
-        let mut slowest_us: f64 = 0.0;
-        for (rank, answer) in answers.into_iter().enumerate() {
-            let Answer::Prepared { replay_us, log } = answer else { return Err(unexpected(rank, &answer)) };
-            slowest_us = slowest_us.max(replay_us);
-            self.note_log(rank, &log, own);
-        }
-        if !(slowest_us.is_finite() && slowest_us > 0.0) {
-            return Err(broken(OutcomeKind::Refused, format!("a warm-up replay took {slowest_us} us"), false));
-        }
+        let (collectives, slowest_us) = self.prepare(point, own)?;
         let replays = (self.plan.cell_time_ms * 1000.0 / slowest_us).clamp(REPLAYS.0, REPLAYS.1) as u32;
         let expected = seconds(slowest_us * f64::from(replays) * 10e-6 + point.bytes as f64 / SLOWEST_BYTES_PER_S);
         let answers = self.step(|_| Order::Replay { replays }, expected)?;
@@ -598,6 +609,23 @@ impl<'a> Launch<'a> {
             }
         }
         Ok((collectives, slowest.into_iter().map(|us| round_us(us / f64::from(collectives))).collect()))
+    }
+
+    /// Captures a point's graph and checks its data. Returns the collectives in it, and the microseconds of a replay.
+    fn prepare(&mut self, point: PointKey, own: &mut NcclLog) -> Result<(u32, f64), Broken> {
+        let collectives = collectives_per_graph(point);
+        let moved = seconds(point.bytes as f64 * f64::from(collectives) / SLOWEST_BYTES_PER_S);
+        let answers = self.step(|_| Order::Prepare { point, collectives }, moved)?;
+        let mut slowest_us: f64 = 0.0;
+        for (rank, answer) in answers.into_iter().enumerate() {
+            let Answer::Prepared { replay_us, log } = answer else { return Err(unexpected(rank, &answer)) };
+            slowest_us = slowest_us.max(replay_us);
+            self.note_log(rank, &log, own);
+        }
+        if !(slowest_us.is_finite() && slowest_us > 0.0) {
+            return Err(broken(OutcomeKind::Refused, format!("a warm-up replay took {slowest_us} us"), false));
+        }
+        Ok((collectives, slowest_us))
     }
 
     /// Runs one collective of the smoke gate, as often as it says.
@@ -698,7 +726,8 @@ impl<'a> Launch<'a> {
 
     /// What was odd about a cell: variables that some rank's NCCL did not read, and an algorithm or
     /// protocol that is not among those the arm allows.
-    fn flags(&self, arm: &Arm, point: PointKey, effective: &Effective, own: &NcclLog) -> Vec<Flag> {
+    /// Variables that somebody else was `told` in their place leave no line.
+    fn flags(&self, arm: &Arm, point: PointKey, effective: &Effective, own: &NcclLog, told: &[&str]) -> Vec<Flag> {
         let version = self.backend.version();
         let mut flags = BTreeSet::new();
         for (name, value) in &space::variables(arm) {
@@ -709,13 +738,14 @@ impl<'a> Launch<'a> {
             // A living worker's variables are read at every communicator; the others once a process.
             let living = !self.plan.environment.contains_key(name);
             let table = FileKind::TunerTable.sha256_of(value).filter(|_| name == FileKind::TunerTable.variable());
-            let proven = self.logs.iter().enumerate().all(|(rank, log)| {
-                let log = if living && rank == 0 { own } else { log };
-                if let Some(sha256) = table {
-                    return log.read_table(sha256);
-                }
-                log.proves(name, proof, &reading).unwrap_or(true)
-            });
+            let proven = told.contains(&name.as_str())
+                || self.logs.iter().enumerate().all(|(rank, log)| {
+                    let log = if living && rank == 0 { own } else { log };
+                    if let Some(sha256) = table {
+                        return log.read_table(sha256);
+                    }
+                    log.proves(name, proof, &reading).unwrap_or(true)
+                });
             if !proven {
                 flags.insert(Flag::Ignored);
             }
@@ -936,6 +966,11 @@ impl<'a> Launch<'a> {
 
 fn log_path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank-{rank}.log"))
+}
+
+/// Where a rank's worker and its tuner plugin meet.
+fn control_path(folder: &Path, rank: usize) -> PathBuf {
+    folder.join(format!("control-{rank}"))
 }
 
 fn text_of(path: &Path) -> String {

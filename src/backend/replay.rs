@@ -354,7 +354,8 @@ impl Backend for ReplayBackend {
                 return Ok(());
             }
         }
-        for (index, communicator) in plan.communicators.iter().enumerate() {
+        let shared = plan.shared().enumerate();
+        for (index, communicator) in shared.flat_map(|(index, shared)| shared.iter().map(move |one| (index, one))) {
             if communicator.points.is_empty() {
                 continue;
             }

@@ -185,6 +185,7 @@ mod tests {
     fn plan(arms: &[(&str, &[(&str, &str)])]) -> LaunchPlan {
         let communicator = |(name, env): &(&str, &[(&str, &str)])| CommunicatorPlan {
             arm: fixtures::arm(name, env),
+            call: None,
             variables: BTreeMap::new(),
             points: Vec::new(),
             checks: Vec::new(),

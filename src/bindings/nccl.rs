@@ -1,7 +1,7 @@
 //! NCCL, as far as a worker needs it.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::path::Path;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
 
 use crate::bindings::cuda::{Device, DeviceBuffer, DevicePointer, StreamHandle};
 use crate::collective::{Collective, DataType};
@@ -68,6 +68,52 @@ dynamic_library! {
     }
 }
 
+dynamic_library! {
+    /// What makes a communicator with a configuration: looked for only where one is wanted.
+    struct ConfigurationFunctions {
+        fn ncclCommInitRankConfig(
+            communicator: *mut *mut c_void, ranks: c_int, id: RawUniqueId, rank: c_int,
+            configuration: *mut Configuration,
+        ) -> c_int;
+    }
+}
+
+/// `ncclConfig_t` as far as 2.17 knew it: NCCL reads as many bytes as `size` says, and takes its own values for what
+/// came later than `version`.
+#[repr(C)]
+struct Configuration {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cluster_size: c_int,
+    channels_min: c_int,
+    channels_max: c_int,
+    network: *const c_char,
+}
+
+impl Configuration {
+    /// `NCCL_API_MAGIC` and 2.17.1, from nccl.h.
+    const MAGIC: c_uint = 0xcafe_beef;
+    const VERSION: c_uint = 21_701;
+    /// `NCCL_CONFIG_UNDEF_INT`: the value is NCCL's own.
+    const UNSET: c_int = c_int::MIN;
+
+    /// One that asks for so many channels at least, as NCCL_MIN_CTAS does.
+    fn with_channels(channels_min: u32) -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: Self::MAGIC,
+            version: Self::VERSION,
+            blocking: Self::UNSET,
+            cluster_size: Self::UNSET,
+            channels_min: c_int::try_from(channels_min).unwrap_or(Self::UNSET),
+            channels_max: Self::UNSET,
+            network: std::ptr::null(),
+        }
+    }
+}
+
 /// A call that NCCL did not accept.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{call} returned {status} ({name}){}{detail}", if detail.is_empty() { "" } else { ": " })]
@@ -85,6 +131,7 @@ pub struct NcclError {
 /// A loaded libnccl.
 pub struct Nccl {
     functions: NcclFunctions,
+    path: PathBuf,
 }
 
 impl Nccl {
@@ -94,7 +141,7 @@ impl Nccl {
         // SAFETY: the signatures above are those of nccl.h, stable since 2.4; the path is the
         // library that the user or the Python environment chose.
         let functions = unsafe { NcclFunctions::load(path) }?;
-        Ok(Self { functions })
+        Ok(Self { functions, path: path.to_owned() })
     }
 
     /// The version code, such as 22809.
@@ -130,10 +177,49 @@ impl Nccl {
         Ok(Communicator { nccl: self, handle, rank, ranks: ranks.max(1) })
     }
 
-    /// Device memory from NCCL's own allocator (ncclMemAlloc, since 2.19), as frameworks' memory pools for
-    /// NCCL take it. `path` is that of this library.
+    /// Joins a communicator that has so many channels at least (ncclCommInitRankConfig, whose field for it came with
+    /// 2.17). NCCL keeps the variable of that purpose for the life of a process; a configuration holds for one
+    /// communicator.
     #[expect(unsafe_code, reason = "foreign calls")]
-    pub fn allocate(&self, path: &Path, device: &Device, bytes: usize) -> Result<DeviceBuffer, NcclError> {
+    pub fn join_with_channels(
+        &self,
+        ranks: u32,
+        id: &[u8; UNIQUE_ID_BYTES],
+        rank: u32,
+        channels_min: u32,
+    ) -> Result<Communicator<'_>, NcclError> {
+        const CALL: &str = "ncclCommInitRankConfig";
+        let missing = |reason: String| NcclError {
+            call: CALL,
+            status: nccl_abi::INVALID_USAGE,
+            name: "not there".to_owned(),
+            detail: format!("{reason}; it came with NCCL 2.14"),
+        };
+        // SAFETY: the signature is that of nccl.h; the library is loaded already.
+        let functions =
+            unsafe { ConfigurationFunctions::load(&self.path) }.map_err(|error| missing(error.to_string()))?;
+        let mut configuration = Configuration::with_channels(channels_min);
+        let id = RawUniqueId(id.map(u8::cast_signed));
+        let mut handle: *mut c_void = std::ptr::null_mut();
+        // SAFETY: the pointers are to a live handle and a live configuration, which NCCL copies; the id is passed by
+        // value as nccl.h declares.
+        let status = unsafe {
+            (functions.ncclCommInitRankConfig)(
+                &raw mut handle,
+                ranks as c_int,
+                id,
+                rank as c_int,
+                &raw mut configuration,
+            )
+        };
+        self.checked(CALL, status, std::ptr::null_mut())?;
+        Ok(Communicator { nccl: self, handle, rank, ranks: ranks.max(1) })
+    }
+
+    /// Device memory from NCCL's own allocator (ncclMemAlloc, since 2.19), as frameworks' memory pools for
+    /// NCCL take it.
+    #[expect(unsafe_code, reason = "foreign calls")]
+    pub fn allocate(&self, device: &Device, bytes: usize) -> Result<DeviceBuffer, NcclError> {
         let no_allocator = |reason: String| NcclError {
             call: "ncclMemAlloc",
             status: nccl_abi::INVALID_USAGE,
@@ -141,7 +227,7 @@ impl Nccl {
             detail: format!("{reason}; it came with NCCL 2.19"),
         };
         // SAFETY: the signatures are those of nccl.h; the library is loaded already.
-        let memory = unsafe { MemoryFunctions::load(path) }.map_err(|error| no_allocator(error.to_string()))?;
+        let memory = unsafe { MemoryFunctions::load(&self.path) }.map_err(|error| no_allocator(error.to_string()))?;
         let mut pointer = std::ptr::null_mut();
         // SAFETY: the pointer is to a living address; the device's context is current on this thread.
         let status = unsafe { (memory.ncclMemAlloc)(&raw mut pointer, bytes) };

@@ -11,7 +11,7 @@ use crate::engine::{Engine, EngineVersion};
 use crate::flow::{PeerAccess, RepairGraph, TableWish};
 use crate::machine::NcclVersion;
 use crate::nccl_model;
-use crate::record::{BufferKind, Profile};
+use crate::record::{BufferKind, CheapestLevel, Profile};
 use crate::report::{Format, ReportFormat};
 use crate::search::{EXHAUSTIVE, RACING};
 use crate::units::{format_size, nearest_name, parse_fraction, parse_size};
@@ -331,6 +331,27 @@ impl BuffersArg {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum CheapestLevelArg {
+    /// One communicator for all arms that the tuner plugin can stand for: NCCL 2.24 or newer, ring and tree with LL and
+    /// Simple over so many channels. It was never tried on GPUs as a whole.
+    Call,
+    /// A communicator for each arm, in the same processes where these can change what the arm sets.
+    Communicator,
+    /// Fresh processes for each arm.
+    Launch,
+}
+
+impl CheapestLevelArg {
+    pub(super) const fn level(self) -> CheapestLevel {
+        match self {
+            Self::Call => CheapestLevel::Call,
+            Self::Communicator => CheapestLevel::Communicator,
+            Self::Launch => CheapestLevel::Launch,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Args)]
 pub(super) struct TuneArgs {
     #[command(flatten)]
@@ -383,6 +404,15 @@ pub(super) struct TuneArgs {
     /// How the space is searched [default: exhaustive].
     #[arg(long, value_enum, help_heading = "Search")]
     pub(super) strategy: Option<StrategyArg>,
+
+    /// The cheapest level at which arms of the search may differ within one launch; the final never shares anything
+    /// [default: communicator].
+    #[arg(long, value_enum, value_name = "LEVEL", help_heading = "Search")]
+    pub(super) cheapest_level: Option<CheapestLevelArg>,
+
+    /// Time box of a cell's timed replays, of which there are 8 at least [default: 40ms].
+    #[arg(long, value_name = "TIME", value_parser = parse_cell_time, help_heading = "Search")]
+    pub(super) cell_time: Option<f64>,
 
     /// Race, and look first where an earlier run of the same workload saw most (before a driver or NCCL update, say).
     #[arg(long, value_name = "DIR", help_heading = "Search", value_hint = ValueHint::DirPath)]
@@ -867,6 +897,12 @@ fn parse_emit_as(text: &str) -> Result<EmitAs, String> {
         .into_iter()
         .find(|known| known.name() == text)
         .ok_or_else(|| format!("one of {}", EmitAs::ALL.map(EmitAs::name).join(", ")))
+}
+
+/// Milliseconds of a cell.
+fn parse_cell_time(text: &str) -> Result<f64, String> {
+    let milliseconds = humantime::parse_duration(text).map_err(|error| error.to_string())?.as_secs_f64() * 1000.0;
+    if (1.0..=60_000.0).contains(&milliseconds) { Ok(milliseconds) } else { Err("1ms to 1m".to_owned()) }
 }
 
 fn parse_time(text: &str) -> Result<f64, String> {

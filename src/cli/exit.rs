@@ -10,7 +10,7 @@ use super::args::{
     BackendArg, Cli, Command, CompletionsArgs, DoctorArgs, EmitArgs, ExplainArgs, ImportArgs, LintArgs, ManArgs,
     PlacementArg, ReportArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs, WorkloadCommandArgs,
 };
-use super::args::{BuffersArg, ProfileArg, StrategyArg};
+use super::args::{BuffersArg, CheapestLevelArg, ProfileArg, StrategyArg};
 use super::environment;
 use super::printer::Printer;
 use super::progress::Progress;
@@ -87,6 +87,8 @@ fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Resul
         strict: args.strict,
         profile: args.profile.map(ProfileArg::profile),
         buffers: args.buffers.map(BuffersArg::kind),
+        cheapest_level: args.cheapest_level.map(CheapestLevelArg::level),
+        cell_time_ms: args.cell_time,
         max_extra_memory_mib: args.max_extra_memory.map(|bytes| bytes as f64 / f64::from(1 << 20)),
         phase_limit: args.phase_limit.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
         pins: args.pins.clone(),

@@ -445,6 +445,7 @@ impl Run {
             misjudged: None,
             tables: None,
             makes_tables: false,
+            call_plugin: None,
             peer_access: None,
             space_arms: None,
             cold_and_warm: None,
@@ -525,6 +526,7 @@ fn recorded(file: &ReadFile, arm: &Arm) -> Recorded {
             replays_us: cell.times_us.clone(),
             effective: effective(&file.log, cell.point),
             flags: Vec::new(),
+            call: None,
             duration_s: 0.0,
         });
     }

@@ -8,6 +8,7 @@ pub mod explain;
 mod facts;
 mod files;
 pub mod import;
+mod levels;
 pub mod lint;
 mod live;
 mod misjudged;

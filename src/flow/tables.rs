@@ -117,7 +117,12 @@ impl Tables {
             tell(reason);
             return Ok(Self::default());
         }
-        let plugin = Plugin::find(request.plugin.as_deref())?;
+        let called = previous.filter(|_| request.resume).and_then(|manifest| manifest.call_plugin.as_ref());
+        let plugin = match request.out.as_deref().zip(called) {
+            // A run has one copy of the plugin, and arms that were measured with it.
+            Some((run, record)) => Some(Plugin::of_run(run, record)?),
+            None => Plugin::find(request.plugin.as_deref())?,
+        };
         match (&plugin, given) {
             (None, Some(arm)) => Err(Failure::new(
                 ErrorKind::Usage,

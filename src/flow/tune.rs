@@ -12,10 +12,12 @@ use super::emit::effect_of;
 use super::environment::{Held, as_map, inherited, merge, parse_pins, worker_environment};
 use super::facts::{BackendChoice, MachineFacts, MachineWish, ask_driver, fingerprint, gather, probe_environment};
 use super::files::{RunFiles, from_anywhere};
+use super::levels::call_plugin;
 use super::live::{Early, LiveChecks, gpus_of};
 use super::misjudged::{Case, RepairGraph, Repaired, Sight};
 use super::overlap::{OVERLAP_S, check_overlaps};
 use super::peer::PeerAccess;
+use super::plugin::Plugin;
 use super::quarantine::{Failed, Memory, left_out_before};
 use super::report::page;
 use super::summary::summary;
@@ -43,9 +45,9 @@ use crate::machine::{Gpu, Machine, NcclLibrary, NcclVersion, Topology};
 use crate::process::Supervisor;
 use crate::quarantine::{Store, place};
 use crate::record::{
-    Arm, ArmId, BackendKind, BufferKind, CheckReport, Choice, Event, FORMAT, JournalLine, Labels, Manifest,
-    MisjudgedBox, Origin, PassStream, PeerOutcome, PeerReport, Phase, Pin, Point, PointKey, Profile, QuarantinedArm,
-    Settings, Space, TrialPlan, VerdictKind, WarmStart, Workload,
+    Arm, ArmId, BackendKind, BufferKind, CheapestLevel, CheckReport, Choice, Event, FORMAT, JournalLine, Labels,
+    Manifest, MisjudgedBox, Origin, PassStream, PeerOutcome, PeerReport, Phase, Pin, Point, PointKey, Profile,
+    QuarantinedArm, Settings, Space, TrialPlan, VerdictKind, WarmStart, Workload,
 };
 use crate::report::summary_csv;
 use crate::search::tables::WithTables;
@@ -92,6 +94,11 @@ pub struct TuneRequest {
     pub max_extra_memory_mib: Option<f64>,
     /// The longest any phase of a worker's step may take.
     pub phase_limit: Option<Duration>,
+    /// The cheapest level at which arms of the search may differ within one launch; nothing for what the earlier run
+    /// said, or a communicator.
+    pub cheapest_level: Option<CheapestLevel>,
+    /// Milliseconds of timed replays per cell.
+    pub cell_time_ms: Option<f64>,
     /// Whose memory messages lie in; nothing for what the earlier run said, or plain memory.
     pub buffers: Option<BufferKind>,
     /// Which answer the files hold; nothing for what the earlier run said, or the balanced one.
@@ -200,6 +207,8 @@ struct Prepared {
     files: RunFiles,
     /// What reads tuner tables.
     tables: Tables,
+    /// What is told, call by call, what to run.
+    call_plugin: Option<Plugin>,
     /// The GPUs are this process's from before the first check on them.
     locks: Option<GpuLocks>,
     /// What broken launches printed before there was a run directory.
@@ -370,6 +379,7 @@ fn prepare(
     };
     let (tables, table_record) = Tables::with_record(request, &wish, &mut notices)?;
     let settings = settings(request, previous)?;
+    let (call_plugin, call_record) = call_plugin(request, &wish, &settings)?;
     require_same_context(request, previous)?;
     let trial = trial_here(request, previous, devices.len() as u32, &measured, &workload, &mut notices);
     let is_tried = !request.no_trial && lines.as_deref().is_none_or(holds_passes);
@@ -427,6 +437,7 @@ fn prepare(
         warm_start,
         makes_tables: tables.are_made,
         tables: table_record,
+        call_plugin: call_record,
         notices,
         settings,
         trial,
@@ -437,18 +448,16 @@ fn prepare(
         recorded: recorded.and_then(|_| Some(request.recorded.as_ref()?.file_name()?.to_string_lossy().into_owned())),
         imported_files: recorded.map(|manifest| manifest.imported_files.clone()).unwrap_or_default(),
     };
-    let cublaslt = match &request.cublaslt_lib {
-        Some(path) => path.to_string_lossy().into_owned(),
-        None => measured.cublaslt.unwrap_or_default(),
-    };
+    let cublaslt = request.cublaslt_lib.as_ref().map(|path| path.to_string_lossy().into_owned());
     Ok(Prepared {
         manifest,
         context,
         version,
-        cublaslt,
+        cublaslt: cublaslt.or(measured.cublaslt).unwrap_or_default(),
         recorded: lines,
         files,
         tables,
+        call_plugin,
         locks: early.locks,
         early_logs: early.logs,
     })
@@ -1130,6 +1139,8 @@ fn settings(request: &TuneRequest, previous: Option<&Manifest>) -> Result<Settin
         profile: request.profile.unwrap_or(base.profile),
         max_extra_memory_mib: request.max_extra_memory_mib.or(base.max_extra_memory_mib),
         buffers: request.buffers.unwrap_or(base.buffers),
+        cheapest_level: request.cheapest_level.unwrap_or(base.cheapest_level),
+        cell_time_ms: request.cell_time_ms.unwrap_or(base.cell_time_ms),
         search_blocks: request.search_blocks.unwrap_or(base.search_blocks),
         final_launches: request.final_launches.or(base.final_launches),
         ..base
@@ -1220,6 +1231,9 @@ fn begin(
     // Before the manifest that names them.
     prepared.files.write(directory)?;
     prepared.tables.write_plugin(&prepared.manifest, directory)?;
+    if let Some(plugin) = &prepared.call_plugin {
+        plugin.write(directory)?;
+    }
     write_manifest(directory, &prepared.manifest)?;
     if let Some(machine) = request.machine.as_deref().filter(|name| SimulatedMachine::named(name).is_none()) {
         // The run must not change when somebody edits that file.
@@ -1475,7 +1489,7 @@ fn plan(prepared: Prepared, request: &TuneRequest) -> Result<Plan, Failure> {
             context,
             seed: Seed(prepared.manifest.seed),
             nccl_version: prepared.version,
-            pinned: &BTreeMap::new(),
+            pinned: &as_map(&prepared.manifest.pins),
             stop: &|| Stop::No,
             listener: &mut listener,
         };

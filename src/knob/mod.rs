@@ -4,6 +4,7 @@
 //! never read. Everything that looks at a value asks [`read_as_nccl`]; everything that writes one
 //! asks [`canonical_value`].
 
+mod call;
 mod canonical_value;
 mod catalogue;
 mod lists;
@@ -13,6 +14,7 @@ mod reading;
 
 use crate::machine::NcclVersion;
 
+pub use call::{CALL_RIVALS, CALL_VARIABLES, CallCell, CallForm};
 pub use canonical_value::{ValueError, canonical_value};
 pub use lists::Lists;
 pub use reading::{Problem, ReadValue, Reading, Severity, harm_to_others, read_as_nccl};

@@ -160,8 +160,26 @@ pub struct CellMeasurement {
     /// What was odd.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flags: Vec<Flag>,
+    /// What the tuner plugin was told in place of the arm's variables, where the arm shared its communicator with
+    /// others; none where it had one of its own, under its own variables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<CallTold>,
     /// Seconds this cell cost, preparation and checks included.
     pub duration_s: f64,
+}
+
+/// What the tuner plugin was told for a cell that was measured at call level. What ran is in [`Effective`], as ever.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallTold {
+    /// Algorithm, lower case; none where NCCL's own choice stood.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub algo: Option<String>,
+    /// Protocol, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proto: Option<String>,
+    /// Channels; none where they were left to NCCL, which takes as many as it would under the arm's variables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<u32>,
 }
 
 /// One launch as a block plans it. The order of launches and of cells is the journal's, so that a

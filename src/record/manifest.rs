@@ -174,6 +174,40 @@ impl BufferKind {
     }
 }
 
+/// The cheapest level at which arms of the search may differ within one launch: what a change costs, see
+/// [`Level`](crate::knob::Level).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CheapestLevel {
+    /// Fresh processes for each arm.
+    Launch,
+    /// A communicator of its own for each arm, where a living process can change what the arm sets.
+    #[default]
+    Communicator,
+    /// One communicator for all arms whose variables the tuner plugin can stand for, one graph after another.
+    Call,
+}
+
+impl CheapestLevel {
+    /// Every level.
+    pub const ALL: [Self; 3] = [Self::Launch, Self::Communicator, Self::Call];
+
+    /// Its name in records and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Launch => "launch",
+            Self::Communicator => "communicator",
+            Self::Call => "call",
+        }
+    }
+
+    /// For serde: the usual one is left out, so that records of older versions keep their fingerprint.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    const fn is_communicator(&self) -> bool {
+        matches!(self, Self::Communicator)
+    }
+}
+
 /// What decides how a run is measured and judged; all of it is part of its identity.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
@@ -202,6 +236,9 @@ pub struct Settings {
     /// Whose memory messages lie in.
     #[serde(default, skip_serializing_if = "BufferKind::is_plain")]
     pub buffers: BufferKind,
+    /// The cheapest level at which arms of the search may differ within one launch.
+    #[serde(default, skip_serializing_if = "CheapestLevel::is_communicator")]
+    pub cheapest_level: CheapestLevel,
 }
 
 impl Default for Settings {
@@ -219,6 +256,7 @@ impl Default for Settings {
             max_extra_memory_mib: None,
             cell_time_ms: 40.0,
             buffers: BufferKind::Plain,
+            cheapest_level: CheapestLevel::Communicator,
         }
     }
 }
@@ -321,6 +359,9 @@ pub struct Manifest {
     /// Whether tables are made where the search ends: a run that is taken up again goes on as it began.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub makes_tables: bool,
+    /// The tuner plugin that a search at call level tells what to run, a copy of which is in the run directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call_plugin: Option<PluginRecord>,
     /// What pruning and rules left out, in words.
     pub notices: Vec<String>,
     /// How it is measured and judged.

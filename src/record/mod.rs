@@ -18,8 +18,8 @@ mod verdict;
 mod workload;
 
 pub use campaign::{
-    Arm, ArmId, BlockLaunch, CellMeasurement, DropReason, Effective, Event, Flag, JournalLine, Outcome, OutcomeKind,
-    Phase, SetLine,
+    Arm, ArmId, BlockLaunch, CallTold, CellMeasurement, DropReason, Effective, Event, Flag, JournalLine, Outcome,
+    OutcomeKind, Phase, SetLine,
 };
 pub use check::{Check, CheckReport, CheckVerdict};
 pub use explanation::{
@@ -29,8 +29,8 @@ pub use explanation::{
 pub use gate::{GatePass, GatePlan, GatePoint, GateRecord, LongCheck};
 pub use lint::{LintFinding, LintReport, LintSeverity};
 pub use manifest::{
-    BackendKind, BufferKind, EarlierArm, FingerprintParts, ImportedFile, Labels, Manifest, MisjudgedBox, Origin, Pin,
-    PluginRecord, Profile, Settings, TableRecord, WarmStart,
+    BackendKind, BufferKind, CheapestLevel, EarlierArm, FingerprintParts, ImportedFile, Labels, Manifest, MisjudgedBox,
+    Origin, Pin, PluginRecord, Profile, Settings, TableRecord, WarmStart,
 };
 pub use pass::{
     DraftShape, FeedForward, GpuState, LayerRun, PassCase, PassKey, PassMeasurement, PassShape, PassStep, PassStream,

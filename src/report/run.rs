@@ -607,6 +607,30 @@ fn blocks(run: &Run<'_>) -> Vec<BlockTime> {
     blocks.into_values().collect()
 }
 
+/// What of a run was measured in communicators that arms shared.
+fn at_call_level(run: &Run<'_>) -> Option<String> {
+    let cells = || {
+        run.lines.iter().filter_map(|line| match &line.event {
+            Event::CellMeasured(cell) => Some(cell),
+            _ => None,
+        })
+    };
+    let called = || cells().filter(|cell| cell.call.is_some());
+    let count = called().count();
+    let arms = called().map(|cell| &cell.arm).unique().count() as u32;
+    let communicators = called().map(|cell| (cell.launch, cell.communicator)).unique().count() as u32;
+    (count > 0).then(|| {
+        format!(
+            "{} of {} cells were measured at call level: {arms} {} shared {communicators} {}, in which the tuner plugin \
+             chose what ran. The final was not: its arms ran as they are deployed.",
+            group_thousands(count as u64),
+            group_thousands(cells().count() as u64),
+            plural(arms, "arm", "arms"),
+            plural(communicators, "communicator", "communicators"),
+        )
+    })
+}
+
 fn campaign(document: &mut Document, run: &Run<'_>) {
     let blocks = blocks(run);
     if blocks.is_empty() {
@@ -645,6 +669,9 @@ fn campaign(document: &mut Document, run: &Run<'_>) {
         ]);
     }
     document.table(table);
+    if let Some(told) = at_call_level(run) {
+        document.paragraph(told);
+    }
     if let Some((_, _, reason)) = run.evidence.finalists() {
         document.paragraph(format!("Finalists: {reason}."));
     }

@@ -84,6 +84,7 @@ pub(crate) fn cell(arm: &str) -> CellMeasurement {
         replays_us: vec![10.0],
         effective: Effective::default(),
         flags: Vec::new(),
+        call: None,
         duration_s: 0.1,
     }
 }
@@ -155,6 +156,7 @@ pub(crate) fn manifest() -> Manifest {
         misjudged: None,
         tables: None,
         makes_tables: false,
+        call_plugin: None,
         notices: Vec::new(),
         settings: Settings { strategy: "racing".to_owned(), search_blocks: 4, ..Settings::default() },
         trial: None,

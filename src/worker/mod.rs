@@ -137,12 +137,16 @@ fn serve(connection: &mut Connection, allows_fakes: bool) -> Result<(), Answer> 
                 warm_up::warm_up(&setup.device, time).map_err(|error| failed(&mut log, error))?;
                 send(connection, &Answer::WarmedUp)?;
             }
-            Order::OpenCommunicator { unique_id, group } => {
+            Order::OpenCommunicator { unique_id, group, channels_min } => {
                 let id = from_hex(&unique_id).ok_or_else(|| protocol_error("malformed rendezvous id"))?;
                 let (rank, ranks) = setup.join(group)?;
                 let before = MemoryNow::of(&setup.device);
                 tell(connection, WorkPhase::Init);
-                let communicator = setup.nccl.join(ranks, &id, rank).map_err(|error| failed(&mut log, error.into()))?;
+                let joined = match channels_min {
+                    Some(channels) => setup.nccl.join_with_channels(ranks, &id, rank, channels),
+                    None => setup.nccl.join(ranks, &id, rank),
+                };
+                let communicator = joined.map_err(|error| failed(&mut log, error.into()))?;
                 send(connection, &Answer::Opened { log: log.delta() })?;
                 serve_communicator(connection, &setup, &communicator, &mut log)?;
                 let now = MemoryNow::of(&setup.device);
@@ -218,7 +222,7 @@ fn open(connection: &mut Connection, hello: Order, allows_fakes: bool) -> Result
             Ok(match kind {
                 BufferKind::Plain => opened.allocate(bytes)?,
                 BufferKind::Vmm => opened.allocate_segments(bytes)?,
-                BufferKind::Nccl => nccl.allocate(Path::new(&nccl_path), &opened, bytes)?,
+                BufferKind::Nccl => nccl.allocate(&opened, bytes)?,
             })
         };
         let buffers = Buffers::new(&opened, allocate()?, allocate()?, pattern)?;

@@ -13,7 +13,7 @@ use crate::record::{BufferKind, GpuState, PassStep, PassStream, PassVariant, Poi
 
 /// Version of the protocol; it stands in the first frame and must match exactly, because parent and
 /// worker are the same executable.
-pub const PROTOCOL: u32 = 6;
+pub const PROTOCOL: u32 = 7;
 
 /// The hidden argument that makes the executable a worker.
 pub const WORKER_ARGUMENT: &str = "__worker";
@@ -66,6 +66,9 @@ pub enum Order {
         /// Where only a part of the ranks meets: this rank's place in it. All ranks without it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         group: Option<RankGroup>,
+        /// Channels that it is to have at least, by its configuration; NCCL's own number without it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        channels_min: Option<u32>,
     },
     /// From here on the tuner plugin chooses this for what is enqueued; without a choice, NCCL's own stands. Equal on
     /// all ranks: NCCL does not check that they chose alike.

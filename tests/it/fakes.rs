@@ -254,7 +254,7 @@ impl Ranks<'_> {
         }
         self.workers[0].send(&Order::UniqueId);
         let Some(Answer::UniqueId { unique_id }) = self.workers[0].answer() else { panic!("no id") };
-        self.send(|_| Order::OpenCommunicator { unique_id: unique_id.clone(), group: None });
+        self.send(|_| Order::OpenCommunicator { unique_id: unique_id.clone(), group: None, channels_min: None });
     }
 
     /// Joins a communicator; returns the first rank's log.
@@ -843,7 +843,11 @@ fn a_part_of_the_ranks_forms_a_communicator_of_its_own() {
         ids.push(unique_id);
     }
     let group = |rank: u32| RankGroup { number: rank / 2, rank: rank % 2, ranks: 2 };
-    ranks.send(|rank| Order::OpenCommunicator { unique_id: ids[rank as usize / 2].clone(), group: Some(group(rank)) });
+    ranks.send(|rank| Order::OpenCommunicator {
+        unique_id: ids[rank as usize / 2].clone(),
+        group: Some(group(rank)),
+        channels_min: None,
+    });
     for worker in &mut ranks.workers {
         let answer = worker.answer();
         assert!(matches!(answer, Some(Answer::Opened { .. })), "{answer:?}");

@@ -24,6 +24,10 @@ mod floors;
 mod gate;
 /// What nccl-tests printed becomes a run: reported, replayed, or refused with nothing written.
 mod import;
+/// The parts of the comparison of a launch with a shell loop over nccl-tests.
+mod launch_speed;
+/// Levels of a search: the same cells whatever arms share, and what goes wrong where they share a communicator.
+mod levels;
 /// Settings written by hand: what is wrong with them, and that nothing is wrong with what the program writes.
 mod lint;
 /// Arms that carry files, and boxes that NCCL misjudges: the repaired file is found, judged and kept.

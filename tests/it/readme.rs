@@ -255,22 +255,27 @@ fn shown_commands_are_understood() {
 }
 
 #[test]
-fn the_flags_of_the_comparison_exist() {
-    let program = page("examples/compare_with_nccl_tests.rs");
-    let mut seen = 0;
-    for (path, line, text) in commands() {
-        if !text.contains("--example compare_with_nccl_tests") {
-            continue;
+fn the_flags_of_the_comparisons_exist() {
+    for (name, file) in [
+        ("compare_with_nccl_tests", "examples/compare_with_nccl_tests.rs"),
+        ("launch_speed", "examples/launch_speed/main.rs"),
+    ] {
+        let program = page(file);
+        let mut seen = 0;
+        for (path, line, text) in commands() {
+            if !text.contains(&format!("--example {name} ")) {
+                continue;
+            }
+            let words = words(&text);
+            let separator = words.iter().position(|word| word == "--").expect("a separator");
+            for flag in words[separator + 1..].iter().filter_map(|word| word.strip_prefix("--")) {
+                let is_field = program.contains(&format!("    {}: ", flag.replace('-', "_")));
+                assert!(is_field || program.contains(&format!("long = \"{flag}\"")), "{path}:{line}: --{flag}");
+                seen += 1;
+            }
         }
-        let words = words(&text);
-        let separator = words.iter().position(|word| word == "--").expect("a separator");
-        for flag in words[separator + 1..].iter().filter_map(|word| word.strip_prefix("--")) {
-            let is_field = program.contains(&format!("    {}: ", flag.replace('-', "_")));
-            assert!(is_field || program.contains(&format!("long = \"{flag}\"")), "{path}:{line}: --{flag}");
-            seen += 1;
-        }
+        assert!(seen > 0, "{name}");
     }
-    assert!(seen > 0);
 }
 
 #[test]

@@ -147,7 +147,7 @@ impl Launch<'_> {
     /// Joins a communicator; what its first rank logged.
     fn join(&mut self) -> Result<NcclLog, Broken> {
         let mut own = NcclLog::default();
-        let order = Order::OpenCommunicator { unique_id: self.unique_id()?, group: None };
+        let order = Order::OpenCommunicator { unique_id: self.unique_id()?, group: None, channels_min: None };
         for (rank, answer) in self.step(|_| order.clone(), Duration::ZERO)?.into_iter().enumerate() {
             let Answer::Opened { log } = answer else { return Err(unexpected(rank, &answer)) };
             self.note_log(rank, &log, &mut own);

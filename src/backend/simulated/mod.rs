@@ -20,7 +20,7 @@ use self::modelled::{Cache, ModelledMachine, Seen};
 use self::planted::PlantedMachine;
 use self::table::TableCache;
 use self::trouble::Fate;
-use super::{Backend, BackendError, CommunicatorPlan, LaunchPlan, PassPlan, Sink, collectives_per_graph};
+use super::{Backend, BackendError, CommunicatorPlan, LaunchPlan, PassPlan, Sink, collectives_per_graph, told};
 use crate::canonical::Fingerprint;
 use crate::collective::{Collective, DataType};
 use crate::machine::{Machine, NcclVersion};
@@ -493,6 +493,8 @@ impl SimulatedBackend {
             replays_us,
             effective,
             flags,
+            // The arm's own variables mean the same, and are what the times follow from.
+            call: communicator.call.as_ref().map(|form| told(form.cell(point.collective.log_name()).flatten(), 0)),
             duration_s: self.machine.cost().cell_s + replay_s * replays as f64,
         })
     }
@@ -563,8 +565,13 @@ impl SimulatedBackend {
             outcome: outcome.clone(),
             duration_s,
         };
-        for (index, communicator) in plan.communicators.iter().enumerate() {
-            *duration_s += self.machine.cost().communicator_s;
+        let shared = plan.shared().enumerate().flat_map(|(index, shared)| {
+            shared.iter().enumerate().map(move |(place, communicator)| (index, place == 0, communicator))
+        });
+        for (index, is_first, communicator) in shared {
+            if is_first {
+                *duration_s += self.machine.cost().communicator_s;
+            }
             let environment = self.environment(plan, communicator);
             if !communicator.checks.is_empty() {
                 // Times know no results: whoever reads the event is told that nothing was checked.
@@ -650,7 +657,7 @@ impl Backend for SimulatedBackend {
         let cost = self.machine.cost();
         let cells = plan.cell_count() as f64;
         cost.launch_s
-            + cost.communicator_s * plan.communicators.len() as f64
+            + cost.communicator_s * plan.shared().count() as f64
             + cells * (cost.cell_s + plan.cell_time_ms / 1000.0)
     }
 }
@@ -699,6 +706,7 @@ mod tests {
             phase: Phase::Search,
             environment: BTreeMap::new(),
             communicators: vec![CommunicatorPlan {
+                call: None,
                 arm,
                 variables: BTreeMap::new(),
                 points: vec![point(57_344)],

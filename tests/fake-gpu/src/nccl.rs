@@ -80,8 +80,58 @@ fn stumble(phase: Phase) {
     }
 }
 
+/// The head of ncclConfig_t, as every release since 2.17 has it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Configuration {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    cluster_size: c_int,
+    channels_min: c_int,
+    channels_max: c_int,
+}
+
+impl Configuration {
+    /// NCCL_API_MAGIC.
+    const MAGIC: u32 = 0xcafe_beef;
+    /// NCCL_CONFIG_UNDEF_INT.
+    const UNSET: c_int = c_int::MIN;
+
+    /// What a caller hands over: the least number of channels, where it asks for one.
+    fn channels_min(place: *const Self) -> Result<Option<c_int>, i32> {
+        if place.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: by NCCL's header the pointer is to a configuration that says itself how long it is; no release of
+        // it is shorter than the size and the magic number.
+        let (size, magic) = unsafe { ((*place).size, (*place).magic) };
+        if magic != Self::MAGIC {
+            return Err(fail(
+                nccl::INVALID_ARGUMENT,
+                "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER",
+            ));
+        }
+        if size < size_of::<Self>() {
+            return Ok(None);
+        }
+        // SAFETY: it is as long as what is read.
+        let configuration = unsafe { *place };
+        let others = [configuration.blocking, configuration.cluster_size, configuration.channels_max];
+        if configuration.version < 21_700 || others.iter().any(|value| *value != Self::UNSET) {
+            return Err(fail(nccl::INTERNAL, "the stand-in models no other field of a configuration than minCTAs"));
+        }
+        match configuration.channels_min {
+            Self::UNSET => Ok(None),
+            1.. => Ok(Some(configuration.channels_min)),
+            _ => Err(fail(nccl::INVALID_ARGUMENT, "Invalid config min/max CTAs")),
+        }
+    }
+}
+
 /// Joins the others and works out what this communicator will run.
-fn join(ranks: usize, id: UniqueId, rank: usize) -> Result<usize, i32> {
+fn join(ranks: usize, id: UniqueId, rank: usize, channels_min: Option<c_int>) -> Result<usize, i32> {
     let version = scenario().nccl_version;
     let gpu =
         crate::cuda::current().map_err(|_| fail(nccl::UNHANDLED_CUDA, "Cuda failure 201 'invalid device context'"))?;
@@ -129,6 +179,11 @@ fn join(ranks: usize, id: UniqueId, rank: usize) -> Result<usize, i32> {
     let mut tuning = Tuning::new(version, ranks as u32, path == Path::Direct, |name| read.text(name))
         .map_err(|unreadable| fail(nccl::INVALID_USAGE, &unreadable.0))?;
     tuning.go_by(graph.channels, graph.is_fallback, read.number("NCCL_MIN_NCHANNELS").is_some());
+    // A variable wins over the configuration.
+    if let Some(least) = channels_min.filter(|_| read.number("NCCL_MIN_CTAS").is_none()) {
+        engine().nccl.note(Subject::INIT, &format!("Comm config Min CTAs set to {least}"));
+        tuning.channels = tuning.channels.max(least.min(if version >= 22_500 { 64 } else { 32 }) as u32);
+    }
     for objection in &tuning.objections {
         engine().nccl.note(Subject::ENV, objection);
     }
@@ -453,7 +508,19 @@ exports! {
         engine.faults.rank = Some(rank.max(0) as u32);
         engine.faults.launch = Some(id.word(1));
     } {
-        let handle = join(ranks.max(0) as usize, id, rank.max(0) as usize)?;
+        let handle = join(ranks.max(0) as usize, id, rank.max(0) as usize, None)?;
+        put(communicator, handle as *mut c_void, nccl::INVALID_ARGUMENT)
+    }
+
+    fn ncclCommInitRankConfig(
+        communicator: *mut *mut c_void, ranks: c_int, id: UniqueId, rank: c_int, configuration: *mut Configuration,
+    ) knowing {
+        let mut engine = engine();
+        engine.faults.rank = Some(rank.max(0) as u32);
+        engine.faults.launch = Some(id.word(1));
+    } {
+        let channels_min = Configuration::channels_min(configuration)?;
+        let handle = join(ranks.max(0) as usize, id, rank.max(0) as usize, channels_min)?;
         put(communicator, handle as *mut c_void, nccl::INVALID_ARGUMENT)
     }
 
