@@ -871,6 +871,84 @@ mod tests {
         assert!(finals.iter().all(|launch| launch.len() == 1), "one arm a launch: {finals:?}");
     }
 
+    /// The launches of a search's block, each as its communicators, each as the names of its arms.
+    fn planned(context: &SearchContext, block: u32) -> Vec<Vec<Vec<String>>> {
+        let campaign = Campaign {
+            context,
+            seed: Seed(1),
+            nccl_version: NcclVersion::v2(28, 9),
+            pinned: &BTreeMap::new(),
+            stop: &|| Stop::No,
+            listener: &mut |_| {},
+        };
+        let arms: Vec<ArmId> = context.arms.iter().map(|arm| arm.id.clone()).collect();
+        let plans = campaign.plan_block(block, Phase::Search, &arms, &mut 0);
+        let mut launches: Vec<Vec<Vec<String>>> = plans
+            .iter()
+            .map(|plan| {
+                let names = |shared: &[CommunicatorPlan]| shared.iter().map(|plan| plan.arm.name.clone()).collect();
+                plan.shared().map(names).collect()
+            })
+            .collect();
+        launches.sort_by_key(Vec::len);
+        launches
+    }
+
+    fn levelled(level: CheapestLevel) -> SearchContext {
+        let ring_ll = [("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "LL")];
+        let with = |name: &str, more: &[(&str, &str)]| arm(name, &[ring_ll.as_slice(), more].concat());
+        let mut context = context(vec![
+            arm("default", &[]),
+            arm("thresholds", &[("NCCL_THREAD_THRESHOLDS", "-1-1-1+2")]),
+            with("ring", &[]),
+            with("eight", &[("NCCL_MIN_NCHANNELS", "8"), ("NCCL_MAX_NCHANNELS", "8")]),
+            with("spread", &[("NCCL_THREAD_THRESHOLDS", "-1-1-1+2")]),
+            with("threads", &[("NCCL_NTHREADS", "256")]),
+        ]);
+        context.settings.cheapest_level = level;
+        context
+    }
+
+    #[test]
+    fn the_costliest_level_changes_least_and_the_default_is_alone() {
+        for block in 0..8 {
+            let [threads, rest] = planned(&levelled(CheapestLevel::Call), block).try_into().expect("two launches");
+            assert_eq!(threads, [["threads"]]);
+            assert_eq!(rest.len(), 4, "{rest:?}");
+            // Where one without a plugin was made before, NCCL looks for none any more.
+            let (shared, others) = rest.split_at(2);
+            let sorted = |communicators: &[Vec<String>]| {
+                let mut all: Vec<Vec<&str>> = communicators
+                    .iter()
+                    .map(|arms| arms.iter().map(String::as_str).sorted_unstable().collect())
+                    .collect();
+                all.sort();
+                all.into_iter().map(|arms| arms.join(" ")).collect::<Vec<_>>()
+            };
+            assert_eq!(sorted(shared), ["eight ring", "spread"]);
+            assert_eq!(sorted(others), ["default", "thresholds"]);
+        }
+        let count = |level| planned(&levelled(level), 0).iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(count(CheapestLevel::Communicator), [1, 1, 4]);
+        assert_eq!(count(CheapestLevel::Launch), [1; 6]);
+    }
+
+    #[test]
+    fn what_a_plugin_cannot_stand_for_at_every_point_has_a_communicator_of_its_own() {
+        let launches = |points: &[PointKey]| {
+            let mut context = levelled(CheapestLevel::Call);
+            context.points = points.to_vec();
+            planned(&context, 0).iter().map(Vec::len).collect::<Vec<_>>()
+        };
+        let point = |collective, ranks| PointKey::usual(collective, DataType::Bf16, 57_344, ranks);
+        let reduce = point(Collective::AllReduce, 2);
+        assert_eq!(launches(&[reduce, point(Collective::AllGather, 2)]), [1, 4]);
+        // No plugin is asked about sending and receiving, whose channels are those of the communicator.
+        assert_eq!(launches(&[reduce, point(Collective::SendRecv, 2)]), [1, 1, 4]);
+        // Groups of two sizes want two communicators each.
+        assert_eq!(launches(&[reduce, point(Collective::AllReduce, 4)]), [2, 2, 8]);
+    }
+
     #[test]
     fn a_crashing_arm_costs_its_own_measurement_and_nothing_else() {
         let context = context(arms());

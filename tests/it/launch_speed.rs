@@ -106,6 +106,11 @@ fn the_figures_are_those_of_the_numbers() {
     let spread = |factor: f64| [1.0, factor, 1.0, factor];
     let mine: Vec<Run> = [4.0, 4.0, 4.0, 4.0].into_iter().zip(spread(1.02)).map(|(s, f)| ours(s, f)).collect();
     let others: Vec<Run> = [80.0, 81.0, 80.0, 79.0].into_iter().zip(spread(1.01)).map(|(s, f)| theirs(s, f)).collect();
+    // An arm that was measured once in a while weighs no more for that.
+    let mut once = mine.clone();
+    once[0].cells.remove(1);
+    let ours_us = |figures: Figures| figures.tuples[0].2;
+    assert!((ours_us(Figures::of(&once, &others).expect("figures")) - (10.0 + 11.0 * 3.04) / 4.0).abs() < 1e-9);
     let figures = Figures::of(&mine, &others).expect("figures");
     assert!((figures.speed.ratio - 20.0).abs() < 0.2 && figures.speed.low < 20.0 && figures.speed.high > 20.0);
     assert_eq!((figures.tuples.len(), figures.unmatched), (2, 1));

@@ -262,7 +262,7 @@ fn a_simulated_search_takes_less_time_at_call_level_and_sees_the_same() {
         spent.sum()
     };
     let spent = [&launch, &communicator, &call].map(|lines| search_s(lines));
-    assert!(spent[0] > 1.3 * spent[1] && spent[1] > 1.3 * spent[2], "{spent:?}");
+    assert!(spent[0] > 1.3 * spent[1] && spent[1] > 2.5 * spent[2], "{spent:?}");
     // Launches draw their own noise, cell by cell; over all of them it cancels.
     let mean_log = |lines: &[JournalLine]| {
         let logs: Vec<f64> =
