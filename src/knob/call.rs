@@ -66,7 +66,11 @@ impl CallForm {
         };
         let channels = |name: &str| match read(name) {
             None => Some(None),
-            Some(Some(ReadValue::Integer(channels))) => u32::try_from(channels.max(1)).ok().map(Some),
+            // Up to 2.24 a communicator had 32 at most.
+            Some(Some(ReadValue::Integer(channels))) => {
+                let most = if version < NcclVersion::v2(25, 0) { 32 } else { 64 };
+                u32::try_from(channels.clamp(1, most)).ok().map(Some)
+            }
             Some(_) => None,
         };
         Some(Self {
@@ -173,5 +177,8 @@ mod tests {
         assert_eq!((channels(&[(most, "8")], 16), channels(&[(most, "8")], 4)), (8, 4));
         assert_eq!(channels(&[(least, "16"), (most, "8")], 4), 16, "the least wins");
         assert_eq!(channels(&[("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "LL")], 4), 4);
+        let many = BTreeMap::from([(least.to_owned(), "64".to_owned())]);
+        let of = |minor| CallForm::of(&many, NcclVersion::v2(minor, 3)).map(|form| form.channels(4));
+        assert_eq!((of(24), of(25)), (Some(32), Some(64)));
     }
 }

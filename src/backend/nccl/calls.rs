@@ -19,8 +19,8 @@ use crate::record::{CallTold, CellMeasurement, Effective, Event, Outcome, Outcom
 use crate::tuner_table::{Decision, decision_of};
 use crate::worker::protocol::{Answer, CallChoice, ChoiceFate, Order};
 
-/// What NCCL writes where it loaded this project's plugin.
-const LOADED: &str = "Using nccltune";
+/// What is in NCCL's line where it loaded this project's plugin: releases differ in the words between.
+const LOADED: [&str; 2] = ["Using", "nccltune"];
 /// Algorithms whose channels follow the rule above, by number: tree and ring.
 const COUNTED: [usize; 2] = [0, 1];
 
@@ -110,8 +110,9 @@ impl Launch<'_> {
             let untold = || broken(OutcomeKind::Unsupported, "NCCL's log does not tell its channels".to_owned(), false);
             log.communicator_channels().ok_or_else(untold)
         };
+        let is_loaded = |line: &String| LOADED.iter().all(|word| line.contains(word));
         let mut log = self.open(&arms[0], None)?;
-        if let Some(missing) = self.logs.iter().find(|log| !log.tuner.iter().any(|line| line.contains(LOADED))) {
+        if let Some(missing) = self.logs.iter().find(|log| !log.tuner.iter().any(is_loaded)) {
             let said = missing.tuner.last().cloned().unwrap_or_else(|| "its log says nothing of it".to_owned());
             let why = format!("NCCL did not load the tuner plugin that a search at call level needs: {said}");
             self.unusable = Some(why.clone());
@@ -125,8 +126,8 @@ impl Launch<'_> {
             log = self.open(&arms[0], Some(asked))?;
         }
         let channels = channels_in(&log)?;
-        if asked.is_some_and(|asked| asked > channels) {
-            let detail = format!("NCCL set up {channels} channels where the communicator was to have {asked:?}");
+        if let Some(asked) = asked.filter(|asked| *asked > channels) {
+            let detail = format!("NCCL set up {channels} channels where the communicator was to have {asked}");
             return Err(broken(OutcomeKind::Refused, detail, false));
         }
         Ok(Shared { log, found, channels, unlimited: BTreeMap::new() })
@@ -164,11 +165,13 @@ impl Launch<'_> {
         }
         shared.log.transports.extend(log.transports.iter().cloned());
         let ran = decision_of(&effective_of(&log, point));
-        if let (Some(choice), Some(ran)) = (choice, ran)
-            && choice.channels > 0
-            && ran.channels > choice.channels
-        {
-            return Ok(Err(format!("{} channels ran where the tuner plugin chose {}", ran.channels, choice.channels)));
+        match (choice, ran) {
+            (Some(_), None) => return Ok(Err(untold(point))),
+            (Some(chosen), Some(ran)) if chosen.channels > 0 && ran.channels > chosen.channels => {
+                let (ran, chosen) = (ran.channels, chosen.channels);
+                return Ok(Err(format!("{ran} channels ran where the tuner plugin chose {chosen}")));
+            }
+            _ => {}
         }
         Ok(Ok((collectives, replays_us, told_of(choice), log)))
     }
@@ -218,7 +221,7 @@ impl Launch<'_> {
             return Ok(Err(why));
         }
         let ran = decision_of(&effective_of(&log, point));
-        Ok(ran.ok_or_else(|| format!("NCCL's log does not tell what ran at {point}")))
+        Ok(ran.ok_or_else(|| untold(point)))
     }
 
     /// Tells every rank's plugin what to choose from here on.
@@ -264,6 +267,10 @@ fn effective_call(shared: &Shared, form: &CallForm, point: PointKey, log: &NcclL
         communicator_channels: Some(form.channels(shared.found)),
         ..effective_of(log, point)
     }
+}
+
+fn untold(point: PointKey) -> String {
+    format!("NCCL's log does not tell what ran at {point}")
 }
 
 const fn choice_of(cell: CallCell, channels: u32) -> CallChoice {
