@@ -26,8 +26,8 @@ const STEP_S: f64 = 0.01;
 /// A forward pass in its variants.
 const PASS_S: f64 = 2.0;
 
-/// Seconds of a launch.
-pub(super) fn expected_s(plan: &LaunchPlan) -> f64 {
+/// Seconds of a launch on GPUs.
+pub fn expected_on_gpus_s(plan: &LaunchPlan) -> f64 {
     let communicators: f64 = plan.shared().enumerate().map(|(index, shared)| communicator_s(index, shared)).sum();
     let cells: f64 = plan
         .communicators
@@ -106,9 +106,9 @@ mod tests {
     fn a_call_costs_less_than_a_communicator_and_that_less_than_a_launch() {
         let (calls, communicators) = (plan(true), plan(false));
         assert_eq!((calls.shared().count(), communicators.shared().count()), (1, 28));
-        let (calls_s, communicators_s) = (expected_s(&calls), expected_s(&communicators));
+        let (calls_s, communicators_s) = (expected_on_gpus_s(&calls), expected_on_gpus_s(&communicators));
         let launches_s = 28.0
-            * expected_s(&LaunchPlan {
+            * expected_on_gpus_s(&LaunchPlan {
                 communicators: communicators.communicators[..1].to_vec(),
                 ..communicators.clone()
             });

@@ -12,6 +12,8 @@ pub mod simulated;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
+pub use cost::expected_on_gpus_s;
+
 use crate::error_kind::{Classified, ErrorKind};
 use crate::knob::{CallCell, CallForm};
 use crate::record::{

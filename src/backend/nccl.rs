@@ -17,7 +17,7 @@ use super::room::Room;
 use super::simulated::round_us;
 use super::{
     Backend, BackendError, COLLECTIVES_PER_CHECK, CommunicatorPlan, LaunchPlan, PassPlan, Sink, collectives_per_graph,
-    cost,
+    expected_on_gpus_s,
 };
 use crate::clock::{Clock, Deadline};
 use crate::discovery::{gpus_answer, keep_contexts};
@@ -287,7 +287,7 @@ impl Backend for NcclBackend {
     }
 
     fn expected_s(&self, plan: &LaunchPlan) -> f64 {
-        cost::expected_s(plan)
+        expected_on_gpus_s(plan)
     }
 
     fn notes(&self) -> Vec<String> {

@@ -285,15 +285,11 @@ fn plan_text(plan: &Plan, format: Format) -> Result<String, Failure> {
             manifest.settings.finalists, plan.final_cells
         ),
     );
-    // Seen on two H200: 2 s a launch, and per cell its timed replays beside what preparing and checking
-    // a message of its size takes.
     let finals = f64::from(manifest.settings.finalists + 1) * 12.0;
-    let launches = plan.launches_per_block as f64 * plan.search_blocks + finals;
-    let arms = plan.search_arm_launches as f64 + finals;
     let trial = plan.trial.as_ref().map_or(0.0, |trial| {
         f64::from(trial.launches * (trial.finalists + 1)) * (2.0 + 1.5 * trial.cases.len() as f64)
     });
-    let seconds = launches * 2.0 + arms * plan.arm_s + trial;
+    let seconds = plan.block_s * plan.search_blocks + plan.final_launch_s * finals + trial;
     line("time", &format!("about {} on real GPUs", format_seconds(seconds)));
     for arm in &manifest.arms {
         line("arm", &arm.name);

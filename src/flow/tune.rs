@@ -28,7 +28,7 @@ use super::{Listener, Update};
 use crate::backend::nccl::{NcclBackend, NcclSetup};
 use crate::backend::replay::ReplayBackend;
 use crate::backend::simulated::{MACHINES, SimulatedBackend, SimulatedMachine, SimulatedPeers};
-use crate::backend::{Backend, LaunchPlan};
+use crate::backend::{Backend, LaunchPlan, expected_on_gpus_s};
 use crate::campaign::{Campaign, CampaignError, Ending, News, Stop};
 use crate::canonical::Fingerprint;
 use crate::choice::{CampaignFacts, judge};
@@ -182,9 +182,7 @@ pub struct Plan {
     pub manifest: Manifest,
     /// Launches of one block of the search.
     pub launches_per_block: usize,
-    /// How often an arm is measured in the search, over all arms; in one that races, at most.
-    pub search_arm_launches: usize,
-    /// That, in blocks like the first.
+    /// Blocks of the search, in blocks like the first; of one that races, at most.
     pub search_blocks: f64,
     /// Cells of the search; of one that races, the most.
     pub search_cells: usize,
@@ -192,8 +190,10 @@ pub struct Plan {
     pub final_cells: usize,
     /// The trial, where one is wanted.
     pub trial: Option<TrialPlan>,
-    /// Seconds that one arm takes at every point on GPUs like those this was seen on.
-    pub arm_s: f64,
+    /// Seconds of the first block of the search on GPUs like those this was seen on.
+    pub block_s: f64,
+    /// Likewise of a launch of the final.
+    pub final_launch_s: f64,
 }
 
 /// Everything decided before the first launch.
@@ -1483,7 +1483,7 @@ fn plan(prepared: Prepared, request: &TuneRequest) -> Result<Plan, Failure> {
     else {
         return Err(Failure::new(ErrorKind::Unexpected, "the search begins with no block"));
     };
-    let launches_per_block = {
+    let (block, last) = {
         let mut listener = |_: crate::campaign::News<'_>| {};
         let campaign = Campaign {
             context,
@@ -1493,24 +1493,21 @@ fn plan(prepared: Prepared, request: &TuneRequest) -> Result<Plan, Failure> {
             stop: &|| Stop::No,
             listener: &mut listener,
         };
-        let plans: Vec<LaunchPlan> = campaign.plan_block(0, Phase::Search, &arms, &mut 0);
-        plans.len()
+        let plan = |phase, arms: &[ArmId]| -> Vec<LaunchPlan> { campaign.plan_block(0, phase, arms, &mut 0) };
+        (plan(Phase::Search, &arms), plan(Phase::Final, std::slice::from_ref(&context.default)))
     };
+    let seconds = |plans: &[LaunchPlan]| plans.iter().map(expected_on_gpus_s).sum();
     let finalists = prepared.manifest.settings.finalists as usize + 1;
     let launches = request.final_launches.unwrap_or(12) as usize;
     let search_arm_launches =
         racing_launches(context).unwrap_or(arms.len() * prepared.manifest.settings.search_blocks as usize);
     Ok(Plan {
-        launches_per_block,
+        launches_per_block: block.len(),
         search_cells: search_arm_launches * points,
-        search_arm_launches,
         search_blocks: search_arm_launches as f64 / arms.len().max(1) as f64,
         final_cells: finalists * launches * points,
-        arm_s: context
-            .points
-            .iter()
-            .map(|point| 0.02 + context.settings.cell_time_ms / 1000.0 + point.bytes as f64 / 2.5e8)
-            .sum(),
+        block_s: seconds(&block),
+        final_launch_s: seconds(&last),
         trial: context.trial.clone(),
         manifest: prepared.manifest,
     })
