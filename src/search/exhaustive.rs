@@ -122,6 +122,7 @@ fn choose(context: &SearchContext, evidence: &Evidence, prefix: &str) -> Want {
             context,
             pooled_spread(context, evidence, None),
             &|point| pooled_spread(context, evidence, context.points.get(point).copied()),
+            &|_| None,
             finalists.first().map(|best| best.objective_log),
         ),
     };
@@ -149,6 +150,7 @@ pub(super) fn planned_launches(
     context: &SearchContext,
     objective_spread: Option<f64>,
     point_spread: &dyn Fn(usize) -> Option<f64>,
+    point_log: &dyn Fn(usize) -> Option<f64>,
     best_log: Option<f64>,
 ) -> (u32, &'static str) {
     let settings = &context.settings;
@@ -165,10 +167,12 @@ pub(super) fn planned_launches(
     // The objective's interval must clear the smallest gain from where the best arm seems to be.
     let distance = best_log.map_or(settings.min_gain, |log| ((1.0 - settings.min_gain).ln() - log).abs());
     let for_objective = needed(objective_spread, (distance / 1.5).min(settings.min_gain));
-    // A neutral point must not be taken for a regression by noise alone.
+    // A neutral point must not be taken for a regression by noise alone, nor a regression for a neutral point; one
+    // that is known to be far on the right side needs less.
+    let limit = (1.0 + settings.max_regression).ln();
+    let away = |point: usize| point_log(point).map_or(0.0, |log| (limit - log) / 1.5);
     let for_points = (0..context.points.len())
-        .filter_map(point_spread)
-        .map(|spread| needed(spread, settings.max_regression))
+        .filter_map(|point| Some(needed(point_spread(point)?, away(point).max(settings.max_regression))))
         .max()
         .unwrap_or(LAUNCHES.1);
     limited(for_objective.max(for_points), "follow from the noise seen")

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::SearchContext;
 use crate::evidence::Evidence;
 use crate::record::{ArmId, Phase, PointKey};
+use crate::stats;
 
 /// Passes of the fit; layouts joined by the default in every block settle within a few.
 const PASSES: usize = 40;
@@ -44,6 +45,9 @@ pub(super) struct Layout {
     objective_spread: f64,
     /// And at each point.
     point_spreads: Vec<f64>,
+    /// The same of the objective, then of each point, as the interval of a final will see it: one slow launch is
+    /// trimmed there.
+    trimmed_spreads: Vec<Option<f64>>,
     /// Degrees of freedom of the spreads.
     pub(super) degrees: usize,
 }
@@ -123,7 +127,20 @@ impl Layout {
             let squares: f64 = seen.iter().map(|entry| residual(entry).powi(2)).sum();
             if degrees == 0 { f64::INFINITY } else { (squares / degrees as f64).sqrt() }
         };
+        let trimmed_spread = |column: usize| {
+            let repeated = seen.iter().filter(|(arm, _, _)| arm_counts[*arm] > 1);
+            let residuals: Vec<f64> = repeated
+                .map(|(arm, block, logs)| {
+                    // About a mean of its own, a residual is too small.
+                    let count = arm_counts[*arm] as f64;
+                    (logs[column] - arm_effects[*arm][column] - block_effects[*block][column])
+                        * (count / (count - 1.0)).sqrt()
+                })
+                .collect();
+            stats::trimmed(&residuals).map(|trimmed| trimmed.spread())
+        };
         Self {
+            trimmed_spreads: (0..columns).map(trimmed_spread).collect(),
             objective_spread: spread(0),
             point_spreads: (1..columns).map(spread).collect(),
             degrees,
@@ -149,10 +166,14 @@ impl Layout {
         (self.degrees > 0).then_some(self.objective_spread * std::f64::consts::SQRT_2)
     }
 
+    /// Standard deviation of the log of the objective of one launch; nothing while it is unknown.
+    pub(super) fn launch_spread(&self) -> f64 {
+        if self.degrees > 0 { self.objective_spread } else { 0.0 }
+    }
+
     /// And at a point of the context.
     pub(super) fn paired_point_spread(&self, point: usize) -> Option<f64> {
-        let spread = self.point_spreads.get(point)?;
-        (self.degrees > 0).then_some(spread * std::f64::consts::SQRT_2)
+        (*self.trimmed_spreads.get(point + 1)?).map(|spread| spread * std::f64::consts::SQRT_2)
     }
 
     /// Standard error of the difference of two arms' objectives.

@@ -3,10 +3,11 @@
 //! 1. A star: the default, and every arm that no smaller arm is part of. One launch each tells what each
 //!    variable does alone.
 //! 2. Moves: arms that were not measured and that the variables' own effects, added up, put near the best,
-//!    those next to a survivor first. What is predicted far away is never measured; it is not said to be
-//!    worse, only that it was left out.
+//!    those next to a survivor first. How near is near follows from the noise and from how well such sums were
+//!    right. What is predicted far away is left out and not said to be worse.
 //! 3. Repeats of the best and of whoever may be better than it looks, until the interval is tight, only one is
-//!    left, or the search has had its share.
+//!    left, or the search has had its share. Where the best are known and noise alone keeps them apart, a few of
+//!    the arms that were left out are looked at beside them: variables may do together what none does alone.
 //!
 //! A race that knows an earlier run begins with that run's best instead of a star, and with a few arms that tell
 //! whether it is still a guide; where it is none, the star follows. Earlier figures order, and judge nobody.
@@ -27,8 +28,9 @@ use crate::record::{Arm, ArmId, DropReason, EarlierArm, Phase};
 use crate::stats;
 use crate::wording::plural;
 
-/// Share of the full grid (every arm in twelve launches, and the final) that a run may measure.
-const MOST_SHARE: f64 = 0.15;
+/// Share of the full grid (every arm in twelve launches, and the final) that a run aims at: 15 % less what a final
+/// that turns out longer than expected adds.
+const MOST_SHARE: f64 = 0.148;
 /// Launches of every arm in that grid.
 const GRID_LAUNCHES: f64 = 12.0;
 /// Launches beside the star that the search of a small space has in any case: its final alone would use up
@@ -38,13 +40,24 @@ const LEAST_REPEATS: usize = 12;
 const LEAST_DEGREES: usize = 5;
 /// Error that all looks at one arm may have together.
 const ERROR: f64 = 0.05;
-/// Log of the objective above the best within which a predicted arm is near: additive effects are off by
-/// that much.
+/// Log of the objective above the best within which a predicted arm is near, beside what noise leaves open: additive
+/// effects are off by that much, as far as is known.
 const NEAR: f64 = 0.06;
+/// The least of that, once arms of several settings tell how far off they really are.
+const LEAST_NEAR: f64 = 0.02;
+/// So many times the usual misfit.
+const MISFITS: f64 = 2.0;
+/// Arms of several settings that tell it.
+const LEAST_MISFITS: usize = 6;
 /// And beyond the allowed regression, at any point.
 const NEAR_POINT: f64 = 0.10;
 /// Most moves of a block: later ones know more.
-const MOST_MOVES: usize = 16;
+const MOST_MOVES: usize = 8;
+/// Moves of a block wherever they lead, while the best are known and cannot be told apart: settings may do together
+/// what none of them does alone.
+const FAR_MOVES: usize = 3;
+/// Launches after which one of the best is known well enough to look elsewhere.
+const KNOWN: usize = 4;
 /// Arms that are repeated in a block.
 const FRONT: usize = 3;
 /// How strongly effects are drawn to nothing, in launches.
@@ -173,12 +186,20 @@ impl<'a> Race<'a> {
         });
         let known = |spread: Option<f64>| spread.filter(|_| layout.degrees >= LEAST_DEGREES);
         let best = open.first().map(|arm| layout.arms[arm].objective - default.objective);
+        // Where the best arm gains a lot, few launches show that it does not harm.
+        let point_log = |point: usize| {
+            let arm = &layout.arms[open.first()?];
+            Some(arm.points[point] - default.points[point] + layout.point_error(point, arm, &default))
+        };
+        // A spread of few degrees may be too small by chance; its own standard error is added.
+        let above = 1.0 + 1.0 / (2.0 * layout.degrees.max(1) as f64).sqrt();
         let (planned, why) = match context.settings.final_launches {
             Some(launches) => (launches, "as asked"),
             None => planned_launches(
                 context,
-                known(layout.paired_objective_spread()),
+                known(layout.paired_objective_spread().map(|spread| spread * above)),
                 &|point| known(layout.paired_point_spread(point)),
+                &point_log,
                 best,
             ),
         };
@@ -285,9 +306,11 @@ impl<'a> Race<'a> {
         })
     }
 
-    /// Living arms that were not measured and are predicted near the best, the most promising first.
-    fn moves(&self, living: &BTreeSet<ArmId>) -> Vec<ArmId> {
+    /// Living arms that were not measured: those predicted near the best, next to survivors first, and
+    /// the others that promise no harm. The most promising first.
+    fn moves(&self, living: &BTreeSet<ArmId>) -> (Vec<ArmId>, Vec<ArmId>) {
         let effects = Effects::of(self);
+        let near = effects.misfit(self).map_or(NEAR, |misfit| (MISFITS * misfit).clamp(LEAST_NEAR, NEAR));
         let limit = (1.0 + self.context.settings.max_regression).ln();
         let best = self.best().objective - self.default.objective;
         let survivors: Vec<&Arm> = self
@@ -296,7 +319,7 @@ impl<'a> Race<'a> {
             .iter()
             .filter(|arm| arm.id == self.context.default || self.open.contains(&arm.id))
             .collect();
-        let mut moves: Vec<(usize, f64, &ArmId)> = self
+        let mut moves: Vec<(bool, usize, f64, &ArmId)> = self
             .context
             .arms
             .iter()
@@ -307,15 +330,21 @@ impl<'a> Race<'a> {
                     None => effects.predict(arm),
                 };
                 let worst = predicted[1..].iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let is_near = predicted[0] <= best + NEAR && worst <= limit + NEAR_POINT;
-                let steps = survivors.iter().map(|survivor| distance(survivor, arm)).min().unwrap_or(usize::MAX);
-                is_near.then_some((steps, predicted[0], &arm.id))
+                let slack = effects.error(arm) * self.layout.launch_spread();
+                if worst > limit + NEAR_POINT + slack {
+                    return None;
+                }
+                let is_far = predicted[0] > best + near + slack;
+                let steps = || survivors.iter().map(|survivor| distance(survivor, arm)).min().unwrap_or(usize::MAX);
+                Some((is_far, if is_far { 0 } else { steps() }, predicted[0], &arm.id))
             })
             .collect();
         moves.sort_by(|left, right| {
-            left.0.cmp(&right.0).then(left.1.total_cmp(&right.1)).then_with(|| left.2.cmp(right.2))
+            (left.0, left.1).cmp(&(right.0, right.1)).then(left.2.total_cmp(&right.2)).then_with(|| left.3.cmp(right.3))
         });
-        moves.into_iter().map(|(_, _, arm)| arm.clone()).collect()
+        let (far, near): (Vec<_>, Vec<_>) = moves.into_iter().partition(|(is_far, ..)| *is_far);
+        let ids = |moves: Vec<(bool, usize, f64, &ArmId)>| moves.into_iter().map(|(.., arm)| arm.clone()).collect();
+        (ids(near), ids(far))
     }
 
     /// Open arms to repeat: the best, then those that may be better than it looks by the most. What is known
@@ -367,7 +396,12 @@ fn distance(one: &Arm, other: &Arm) -> usize {
 }
 
 /// What each setting adds to the logs of the objective and of every point, fitted to the measured arms.
-struct Effects(BTreeMap<(String, String), Vec<f64>>);
+struct Effects {
+    /// Of each setting, on the objective and on each point.
+    logs: BTreeMap<(String, String), Vec<f64>>,
+    /// Launches of arms that have the setting.
+    launches: BTreeMap<(String, String), f64>,
+}
 
 /// A measured arm: its settings, launches, and what the effects leave of its logs.
 type Row = (Vec<(String, String)>, f64, Vec<f64>);
@@ -398,8 +432,10 @@ impl Effects {
         });
         let mut rows: Vec<Row> = measured.chain(seen_before).collect();
         let mut effects: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
-        for (settings, _, _) in &rows {
+        let mut launches: BTreeMap<(String, String), f64> = BTreeMap::new();
+        for (settings, weight, _) in &rows {
             for setting in settings {
+                *launches.entry(setting.clone()).or_insert(0.0) += weight;
                 effects.entry(setting.clone()).or_insert_with(|| vec![0.0; columns]);
             }
         }
@@ -423,15 +459,35 @@ impl Effects {
                 *effect = new;
             }
         }
-        Self(effects)
+        Self { logs: effects, launches }
+    }
+
+    /// Standard error of a prediction, in standard deviations of a launch: each setting is as well known as by the
+    /// launches that had it.
+    fn error(&self, arm: &Arm) -> f64 {
+        let variance = |setting| self.launches.get(&setting).map_or(0.0, |launches| 1.0 / launches);
+        settings_of(arm).map(variance).sum::<f64>().sqrt()
+    }
+
+    /// How far measured arms of several settings are from what the settings add up to, noise included.
+    fn misfit(&self, race: &Race<'_>) -> Option<f64> {
+        let compound = race.context.arms.iter().filter(|arm| arm.env.len() + arm.files.len() > 1);
+        let squares: Vec<f64> = compound
+            .filter_map(|arm| {
+                let fitted = race.layout.arms.get(&arm.id)?;
+                let (log, _) = fitted.beside(&race.default);
+                Some((log - self.predict(arm)[0]).powi(2))
+            })
+            .collect();
+        stats::mean(&squares).filter(|_| squares.len() >= LEAST_MISFITS).map(f64::sqrt)
     }
 
     /// The logs that an arm would have against the default; a setting that nobody measured adds nothing.
     fn predict(&self, arm: &Arm) -> Vec<f64> {
-        let columns = self.0.values().next().map_or(1, Vec::len);
+        let columns = self.logs.values().next().map_or(1, Vec::len);
         let mut sums = vec![0.0; columns];
         for setting in settings_of(arm) {
-            for (sum, effect) in sums.iter_mut().zip(self.0.get(&setting).into_iter().flatten()) {
+            for (sum, effect) in sums.iter_mut().zip(self.logs.get(&setting).into_iter().flatten()) {
                 *sum += effect;
             }
         }
@@ -473,12 +529,16 @@ fn search(context: &SearchContext, evidence: &Evidence) -> Want {
     }
     // Room for the default is always kept.
     let left = race.allowance.saturating_sub(race.layout.launches() + 1);
-    let moves = race.moves(&living);
-    if left == 0 || moves.is_empty() && race.is_settled() {
+    let (near, far) = race.moves(&living);
+    if left == 0 || near.is_empty() && race.is_settled() {
         return choose(&race, evidence, &living, "");
     }
-    let mut arms: Vec<ArmId> = moves.into_iter().take(MOST_MOVES.min(left)).collect();
-    arms.extend(race.front().into_iter().take(left - arms.len()));
+    let mut arms: Vec<ArmId> = near.into_iter().take(MOST_MOVES.min(left)).collect();
+    let front = race.front();
+    if arms.is_empty() && front.iter().all(|arm| race.fitted(arm).blocks >= KNOWN) {
+        arms.extend(far.into_iter().take(FAR_MOVES.min(left)));
+    }
+    arms.extend(front.into_iter().take(left - arms.len()));
     if arms.is_empty() { choose(&race, evidence, &living, "") } else { block(arms) }
 }
 
