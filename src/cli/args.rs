@@ -431,6 +431,10 @@ pub(super) struct TuneArgs {
     #[arg(long, value_enum, default_value_t = RepairGraphArg::Auto, help_heading = "Search")]
     pub(super) repair_graph: RepairGraphArg,
 
+    /// Measure axes of the space, too, that do nothing here by NCCL's rules; without, one arm of each checks that.
+    #[arg(long, help_heading = "Search")]
+    pub(super) keep_dead_axes: bool,
+
     /// Whether tuner tables are made, which say by size what NCCL runs.
     #[arg(long, value_enum, default_value_t = TablesArg::Auto, help_heading = "Search")]
     pub(super) tables: TablesArg,

@@ -95,6 +95,7 @@ fn run_tune(args: &TuneArgs, printer: &Printer, arguments: Vec<String>) -> Resul
         keep_environment: args.keep_env.clone(),
         allow_risk: args.allow_risk.clone(),
         repair_graph: args.repair_graph.wish(),
+        keep_dead_axes: args.keep_dead_axes,
         tables: args.tables.wish(),
         plugin: args.plugin.clone(),
         nccl_lib: args.nccl_lib.clone(),

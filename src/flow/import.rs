@@ -448,6 +448,7 @@ impl Run {
             call_plugin: None,
             peer_access: None,
             space_arms: None,
+            dead_axes: Vec::new(),
             cold_and_warm: None,
             gate: None,
         })

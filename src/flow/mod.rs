@@ -1,5 +1,6 @@
 //! The stories: what happens when a command runs, phase by phase. Nothing here prints.
 
+mod dead_axes;
 mod directory;
 pub mod doctor;
 pub mod emit;

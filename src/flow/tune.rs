@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use super::dead_axes::{Field, findings, leave_out, notice, prune, wiring};
 use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MACHINE_FILE, MANIFEST_FILE, REPORT_FILE, SUMMARY_FILE};
 use super::emit::effect_of;
 use super::environment::{Held, as_map, inherited, merge, parse_pins, worker_environment};
@@ -45,8 +46,8 @@ use crate::machine::{Gpu, Machine, NcclLibrary, NcclVersion, Topology};
 use crate::process::Supervisor;
 use crate::quarantine::{Store, place};
 use crate::record::{
-    Arm, ArmId, BackendKind, BufferKind, CheapestLevel, CheckReport, Choice, Event, FORMAT, JournalLine, Labels,
-    Manifest, MisjudgedBox, Origin, PassStream, PeerOutcome, PeerReport, Phase, Pin, Point, PointKey, Profile,
+    Arm, ArmId, BackendKind, BufferKind, CheapestLevel, CheckReport, Choice, DeadAxis, Event, FORMAT, JournalLine,
+    Labels, Manifest, MisjudgedBox, Origin, PassStream, PeerOutcome, PeerReport, Phase, Pin, Point, PointKey, Profile,
     QuarantinedArm, Settings, Space, TrialPlan, VerdictKind, WarmStart, Workload,
 };
 use crate::report::summary_csv;
@@ -111,6 +112,8 @@ pub struct TuneRequest {
     pub allow_risk: Vec<String>,
     /// Whether a graph file is made for a box that NCCL misjudges.
     pub repair_graph: RepairGraph,
+    /// Whether axes are measured that do nothing here by NCCL's rules.
+    pub keep_dead_axes: bool,
     /// Whether tuner tables are made.
     pub tables: TableWish,
     /// The tuner plugin; the one that came with this program where none is named.
@@ -353,7 +356,7 @@ fn prepare(
     // Which arms.
     let setting = Setting { kind, measured: &measured, pins: &pins, devices: &devices, workload: &workload, version };
     let (early, searched) = looked_at(request, supervisor, previous, &setting, seed, listener)?;
-    let Searched { space, mut arms, mut notices, files, misjudged, peer_access, space_arms } = searched;
+    let Searched { space, mut arms, mut notices, files, misjudged, peer_access, space_arms, dead_axes } = searched;
     for notice in measured.notices.iter().cloned().chain(settled).rev() {
         if !notices.contains(&notice) {
             notices.insert(0, notice);
@@ -432,6 +435,7 @@ fn prepare(
         space,
         arms,
         space_arms,
+        dead_axes,
         quarantined,
         misjudged,
         warm_start,
@@ -555,6 +559,15 @@ fn searched_here(
 ) -> Result<Searched, Failure> {
     let pins = as_map(setting.pins);
     let mut searched = searched(request, previous, &pins, setting.version, gate)?;
+    match previous {
+        Some(manifest) if request.resume || request.space.is_none() => {
+            searched.dead_axes.clone_from(&manifest.dead_axes);
+            leave_out(&searched.dead_axes, &mut searched.arms);
+        }
+        Some(_) => {}
+        None if request.keep_dead_axes => {}
+        None => leave_out_dead(request, supervisor, setting, &pins, &mut searched),
+    }
     searched.misjudged = match previous {
         Some(manifest) => carried_on(request, manifest, &mut searched)?,
         // Where only the default is asked about, nothing stands beside it.
@@ -573,6 +586,31 @@ fn searched_here(
         }
     };
     Ok(searched)
+}
+
+/// Leaves out the arms of axes that do nothing here by NCCL's rules, as far as this machine's wiring is known.
+fn leave_out_dead(
+    request: &TuneRequest,
+    supervisor: &Supervisor,
+    setting: &Setting<'_>,
+    pins: &BTreeMap<String, String>,
+    searched: &mut Searched,
+) {
+    let gpus = gpus_of(&setting.measured.machine, setting.devices);
+    let topology = match (setting.kind, &setting.measured.topology) {
+        (BackendKind::Simulated, Some(topology)) => Some(first_gpus(topology, gpus.len())),
+        (BackendKind::Nccl, _) => wiring(supervisor, &probe_environment(&request.environment), &gpus),
+        _ => None,
+    };
+    let Some(topology) = topology else { return };
+    let points = measured_points(setting.workload);
+    let field = Field { topology: &topology, version: setting.version, pins, points: &points };
+    let all = searched.arms.len();
+    searched.dead_axes = prune(&field, &mut searched.arms);
+    searched.notices.extend(searched.dead_axes.iter().map(|axis| notice(axis, &searched.arms)));
+    if searched.arms.len() < all {
+        searched.space_arms.get_or_insert(all as u32);
+    }
 }
 
 /// A run that goes on keeps the arms that were made for its box, also where its space is read anew.
@@ -1031,6 +1069,8 @@ struct Searched {
     peer_access: Option<PeerReport>,
     /// Arms of the whole space, where that is more.
     space_arms: Option<u32>,
+    /// Axes that do nothing here, whose arms are left out.
+    dead_axes: Vec<DeadAxis>,
 }
 
 fn searched(
@@ -1048,7 +1088,16 @@ fn searched(
         let peer_access = manifest.peer_access.clone();
         let (space, arms) = (manifest.space.clone(), manifest.arms.clone());
         let (notices, space_arms) = (manifest.notices.clone(), manifest.space_arms);
-        return Ok(Searched { space, arms, notices, files, misjudged: None, peer_access, space_arms });
+        return Ok(Searched {
+            space,
+            arms,
+            notices,
+            files,
+            misjudged: None,
+            peer_access,
+            space_arms,
+            dead_axes: Vec::new(),
+        });
     }
     let host_memory = pins.get("NCCL_P2P_DISABLE").is_some_and(|value| value == "1");
     let name = request.space.as_deref().unwrap_or(if host_memory { "host-memory" } else { "pcie-decode" });
@@ -1082,6 +1131,7 @@ fn searched(
         files,
         misjudged: None,
         peer_access,
+        dead_axes: Vec::new(),
     };
     // A risk that is taken by name needs no proof, unless that is asked for, too.
     let is_taken = risks.contains(Risk::HangProne.name()) && request.peer_access == PeerAccess::Auto;
@@ -1389,8 +1439,9 @@ fn run(
     // A search that the budget cut short may still have had a whole final.
     let cut_short = evidence.finalists().is_some_and(|(_, _, reason)| reason.starts_with(CUT_SHORT));
     let stopped_by = if cut_short { Ending::Budget } else { ending };
-    let facts =
-        CampaignFacts { stopped_by: stopped_by.name().to_owned(), wall_s: clock.elapsed_s(), notes: backend.notes() };
+    let mut notes = backend.notes();
+    notes.extend(findings(&manifest.dead_axes, &context, &evidence));
+    let facts = CampaignFacts { stopped_by: stopped_by.name().to_owned(), wall_s: clock.elapsed_s(), notes };
     let choice = judge(&manifest, &context, &evidence, &facts);
     if ending == Ending::Budget && choice.verdict == VerdictKind::Undecided {
         return Err(Failure::new(

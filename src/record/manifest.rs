@@ -79,6 +79,19 @@ pub struct Pin {
     pub origin: Origin,
 }
 
+/// An axis that does nothing on a machine, by NCCL's rules.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeadAxis {
+    /// Its variable.
+    pub variable: String,
+    /// Why it does nothing at any point.
+    pub rule: String,
+    /// The arm that is measured all the same, to see whether that holds.
+    pub spot_check: ArmId,
+    /// Arms that were left out.
+    pub left_out: u32,
+}
+
 /// What an earlier run saw. It orders a race, and judges nothing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WarmStart {
@@ -344,6 +357,9 @@ pub struct Manifest {
     /// Arms of the whole space, where it has more than one run can hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub space_arms: Option<u32>,
+    /// Axes whose arms were left out because they do nothing here by NCCL's rules.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dead_axes: Vec<DeadAxis>,
     /// Arms of the space that were left out because they failed in an earlier run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub quarantined: Vec<QuarantinedArm>,

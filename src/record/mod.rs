@@ -29,8 +29,8 @@ pub use explanation::{
 pub use gate::{GatePass, GatePlan, GatePoint, GateRecord, LongCheck};
 pub use lint::{LintFinding, LintReport, LintSeverity};
 pub use manifest::{
-    BackendKind, BufferKind, CheapestLevel, EarlierArm, FingerprintParts, ImportedFile, Labels, Manifest, MisjudgedBox,
-    Origin, Pin, PluginRecord, Profile, Settings, TableRecord, WarmStart,
+    BackendKind, BufferKind, CheapestLevel, DeadAxis, EarlierArm, FingerprintParts, ImportedFile, Labels, Manifest,
+    MisjudgedBox, Origin, Pin, PluginRecord, Profile, Settings, TableRecord, WarmStart,
 };
 pub use pass::{
     DraftShape, FeedForward, GpuState, LayerRun, PassCase, PassKey, PassMeasurement, PassShape, PassStep, PassStream,

@@ -257,6 +257,13 @@ pub fn pooled_half_width(context: &SearchContext, evidence: &Evidence, point: Op
     half_width(pooled_spread(context, evidence, point), count)
 }
 
+/// How an arm that should equal the default stands after the search: the log of its objective, and the half-width of
+/// the interval around it, infinite where the noise is unknown. None where it was not measured.
+pub fn spot_check(context: &SearchContext, evidence: &Evidence, arm: &ArmId) -> Option<(f64, f64)> {
+    let logs = evidence.objective_log_ratios(Phase::Search, arm, &context.default, &context.objective);
+    Some((stats::mean(&logs)?, pooled_half_width(context, evidence, None, logs.len())))
+}
+
 fn half_width(spread: Option<f64>, count: usize) -> f64 {
     match spread {
         Some(spread) if count > 0 => NORMAL_95 * spread / (count as f64).sqrt(),

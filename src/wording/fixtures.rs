@@ -164,6 +164,7 @@ pub(crate) fn manifest() -> Manifest {
         checks: checks(),
         peer_access: None,
         space_arms: None,
+        dead_axes: Vec::new(),
         cold_and_warm: None,
         recorded: None,
         imported_files: Vec::new(),

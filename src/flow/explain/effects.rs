@@ -84,7 +84,7 @@ impl Model<'_> {
 }
 
 /// Whether two answers are the same choice at the same price.
-fn same(one: &Choice, other: &Choice) -> bool {
+pub(in crate::flow) fn same(one: &Choice, other: &Choice) -> bool {
     (one.algorithm, one.protocol, one.channels, one.threads)
         == (other.algorithm, other.protocol, other.channels, other.threads)
         && (one.predicted_us - other.predicted_us).abs() <= 1e-6 * one.predicted_us.abs()
@@ -185,7 +185,7 @@ impl<'a> Effects<'a> {
         let misread = reading.misread.as_ref().map(|misread| format!("{misread}; ")).unwrap_or_default();
         let now = self.choose(&self.all, bytes);
         if !Settings::is_modelled(&variable.name) {
-            let (effect, reason) = self.outside(&variable.name, now.as_ref().ok(), bytes);
+            let (effect, reason) = outside(self.model.collective, &variable.name, now.as_ref().ok(), bytes);
             return (effect, format!("{misread}{reason}"), None);
         }
         let before = match &self.without[index] {
@@ -296,42 +296,42 @@ impl<'a> Effects<'a> {
             None => format!("{reason}; there is no size at which it acts"),
         }
     }
+}
 
-    /// What to say of a variable that takes no part in the model.
-    fn outside(&self, name: &str, now: Option<&Choice>, bytes: u64) -> (EffectKind, String) {
-        let begins = |names: &[&str]| names.iter().any(|begin| name.starts_with(begin));
-        if let Some((_, why)) = LEFT_OUT.iter().find(|(known, _)| *known == name) {
-            return (EffectKind::Unknown, (*why).to_owned());
+/// What to say of a variable that takes no part in the model.
+pub(in crate::flow) fn outside(
+    collective: Collective,
+    name: &str,
+    now: Option<&Choice>,
+    bytes: u64,
+) -> (EffectKind, String) {
+    let begins = |names: &[&str]| names.iter().any(|begin| name.starts_with(begin));
+    if let Some((_, why)) = LEFT_OUT.iter().find(|(known, _)| *known == name) {
+        return (EffectKind::Unknown, (*why).to_owned());
+    }
+    if begins(&WATCHING) {
+        return (EffectKind::None, "it is about what is logged and watched, not about what runs".to_owned());
+    }
+    if begins(&NETWORK) {
+        return (EffectKind::None, "it is about the network, and all GPUs are in one machine".to_owned());
+    }
+    if begins(&POINT_TO_POINT) {
+        return (EffectKind::None, format!("it is about send and receive, not about {collective}"));
+    }
+    let buffer = BUFFERS.iter().find(|(known, _)| *known == name).map(|(_, protocol)| *protocol);
+    if let (Some(protocol), Some(now)) = (buffer, now)
+        && now.protocol != protocol
+    {
+        let (wanted, taken) = (protocol.nccl_name(), now.protocol.nccl_name());
+        return (EffectKind::None, format!("it acts on {wanted}, and NCCL takes {taken} at {}", format_size(bytes)));
+    }
+    match knob::find(name) {
+        Some(knob) => {
+            let effect = knob.effect.trim_end_matches('.');
+            let reason = format!("NCCL does not choose by it, but it may change how long a message takes: {effect}");
+            (EffectKind::TimeOnly, reason)
         }
-        if begins(&WATCHING) {
-            return (EffectKind::None, "it is about what is logged and watched, not about what runs".to_owned());
-        }
-        if begins(&NETWORK) {
-            return (EffectKind::None, "it is about the network, and all GPUs are in one machine".to_owned());
-        }
-        if begins(&POINT_TO_POINT) {
-            let collective = self.model.collective;
-            return (EffectKind::None, format!("it is about send and receive, not about {collective}"));
-        }
-        let buffer = BUFFERS.iter().find(|(known, _)| *known == name).map(|(_, protocol)| *protocol);
-        if let (Some(protocol), Some(now)) = (buffer, now)
-            && now.protocol != protocol
-        {
-            let (wanted, taken) = (protocol.nccl_name(), now.protocol.nccl_name());
-            return (
-                EffectKind::None,
-                format!("it acts on {wanted}, and NCCL takes {taken} at {}", format_size(bytes)),
-            );
-        }
-        match knob::find(name) {
-            Some(knob) => {
-                let effect = knob.effect.trim_end_matches('.');
-                let reason =
-                    format!("NCCL does not choose by it, but it may change how long a message takes: {effect}");
-                (EffectKind::TimeOnly, reason)
-            }
-            None => (EffectKind::Unknown, "what it does is not known here; NCCL's choice does not go by it".to_owned()),
-        }
+        None => (EffectKind::Unknown, "what it does is not known here; NCCL's choice does not go by it".to_owned()),
     }
 }
 
@@ -372,7 +372,7 @@ pub(super) fn summary(name: &str, changed: &[u64], sizes: &[ExplainedSize]) -> S
 }
 
 /// "SHM to P2P", where some pair of ranks exchanges data otherwise in the second communicator.
-fn moved(before: &Communicator, now: &Communicator) -> Option<String> {
+pub(in crate::flow) fn moved(before: &Communicator, now: &Communicator) -> Option<String> {
     let ranks = now.ranks();
     let mut pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
     pairs.find_map(|(from, to)| {

@@ -8,6 +8,8 @@ mod launch;
 mod machine;
 mod variables;
 
+pub(super) use effects::{moved, outside, same};
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
