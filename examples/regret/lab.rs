@@ -5,20 +5,25 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 
-use nccltune::choice::{CampaignFacts, judge};
+use nccltune::choice::{CampaignFacts, judge, judge_update};
 use nccltune::collective::{Collective, DataType, Form};
 use nccltune::evidence::{Evidence, Objective, default_arm, measured_points};
 use nccltune::journal;
 use nccltune::record::{
     Arm, ArmId, BlockLaunch, CellMeasurement, Choice, EarlierArm, Effective, Event, Manifest, Phase, Point, PointKey,
-    PointPhase, Settings, VerdictKind,
+    PointPhase, Settings, UpdateVerdict, VerdictKind,
 };
-use nccltune::search::{RACING, SearchContext, Want, earlier_arms, strategy};
+use nccltune::search::{Confirm, PAIRS, RACING, SearchContext, Strategy as _, Want, earlier_arms, strategy};
 use nccltune::seed::Seed;
 use nccltune::space;
 use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 use rand_chacha::ChaCha8Rng;
+
+/// Seconds of a launch of one arm at five points on two GPUs: the largest median among the finals of the recorded runs.
+const LAUNCH_S: f64 = 2.5;
+/// Seconds of launches that `check` takes at most.
+const CHECK_BUDGET_S: f64 = 100.0;
 
 /// How a launch strays from the truth.
 #[derive(Clone)]
@@ -167,6 +172,35 @@ impl Landscape {
         }
     }
 
+    /// What `check` says of an arm that gained `recorded_log` when it was tuned, and after how many paired launches.
+    pub(crate) fn check(&self, seed: u64, arm: &Arm, recorded_log: f64) -> (UpdateVerdict, u32) {
+        let points = measured_points(&self.manifest.workload);
+        let default = default_arm(&self.manifest.arms).expect("every run has its default");
+        let context = SearchContext {
+            arms: vec![default.clone(), arm.clone()],
+            default: default.id.clone(),
+            objective: Objective::of(&self.manifest.workload).expect("points are measured"),
+            points: points.clone(),
+            settings: self.manifest.settings.clone(),
+            most_trial_launches: None,
+            trial: None,
+            gate: None,
+            most_launches: None,
+            budget_s: Some(CHECK_BUDGET_S),
+            earlier: Vec::new(),
+        };
+        let confirm = Confirm { arm: arm.id.clone(), recorded_log: Some(recorded_log), most_pairs: PAIRS.1 };
+        let mut random = Seed(seed).derive("check", &self.name);
+        let (mut evidence, mut launch) = (Evidence::default(), 0);
+        let mut block = 0;
+        while let Want::Block { phase, arms } = confirm.next(&context, &evidence) {
+            self.block(block, phase, &arms, &points, (&mut random, &mut launch, &mut evidence));
+            block += 1;
+        }
+        let judged = judge_update(&context, &evidence, arm, recorded_log.exp(), true).expect("nothing fails here");
+        (judged.verdict, judged.objective.launches)
+    }
+
     /// One campaign.
     pub(crate) fn campaign(&self, seed: u64, settings: &Settings) -> Outcome {
         self.campaign_after(seed, settings, Vec::new())
@@ -247,7 +281,7 @@ impl Landscape {
             }
             evidence.tell(&Event::LaunchEnded {
                 launch: *launch,
-                duration_s: 1.0,
+                duration_s: LAUNCH_S,
                 set_by_environment: Vec::new(),
                 outcome: None,
             });

@@ -4,6 +4,7 @@
 //!     cargo run --release --example regret -- exhaustive 100    (the reference)
 //!     cargo run --release --example regret -- warm 100          (racing behind an earlier race, and behind a change)
 //!     cargo run --release --example regret -- honesty 1000      (the verdict, under fixed noise)
+//!     cargo run --release --example regret -- check 100         (an update that costs 5 %, told from one that costs nothing)
 //!
 //! Truths are the medians of recorded grids, those with the values of each variable permuted, and planted effects;
 //! noise is drawn anew for each arm in each launch. Nothing here is a measurement of a GPU.
@@ -16,7 +17,7 @@ use std::error::Error;
 use std::path::Path;
 
 use lab::{Landscape, WITHIN, grid, racing};
-use nccltune::record::{Arm, Settings, VerdictKind};
+use nccltune::record::{Arm, Settings, UpdateVerdict, VerdictKind};
 use nccltune::space::arm_of;
 
 const GRIDS: [&str; 3] = ["h200x2-host-memory", "h200x2-host-memory-bench", "h200x2-host-memory-kimi-space"];
@@ -32,6 +33,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let recorded = recorded?;
     if what == "honesty" {
         honesty(&recorded[0], runs);
+        return Ok(());
+    }
+    if what == "check" {
+        check(&recorded[0], runs);
         return Ok(());
     }
     let is_warm = what == "warm";
@@ -156,6 +161,36 @@ fn honesty(base: &Landscape, runs: u64) {
             share(adopted.count()),
             share(own.count()),
             finals.iter().sum::<f64>() / finals.len().max(1) as f64
+        );
+    }
+}
+
+/// Updates after which an arm does what it did, or less: how often `check` says so.
+fn check(base: &Landscape, runs: u64) {
+    let arms = || grid(&[("NCCL_MIN_NCHANNELS", &["unset", "16"])]);
+    let special = |arm: &Arm| !arm.env.is_empty();
+    println!("| recorded gain | update | still better | stale | undecided | paired launches, mean | most |");
+    println!("|---|---|---|---|---|---|---|");
+    for (gain, cost) in [(0.05, 0.0), (0.05, 0.05), (0.05, 0.025), (0.1, 0.0), (0.1, 0.1), (0.03, 0.0), (0.03, 0.03)] {
+        let recorded = (1.0_f64 - gain).ln();
+        let now = recorded * (1.0 - cost / gain);
+        let effect = |arm: &Arm| vec![if special(arm) { now } else { 0.0 }; 5];
+        let landscape = Landscape::planted(&base.manifest, "update", arms(), 5, &effect);
+        let arm = landscape.manifest.arms.iter().find(|arm| special(arm)).expect("it was planted").clone();
+        let seeds = (cost * 1e6) as u64;
+        let found: Vec<(UpdateVerdict, u32)> =
+            (0..runs).map(|seed| landscape.check(seed + seeds * 1000, &arm, recorded)).collect();
+        let count = |holds: &dyn Fn(UpdateVerdict) -> bool| found.iter().filter(|(verdict, _)| holds(*verdict)).count();
+        let launches: Vec<u32> = found.iter().map(|(_, launches)| *launches).collect();
+        println!(
+            "| {:.0} % | costs {:.1} % | {} of {runs} | {} of {runs} | {} of {runs} | {:.1} | {} |",
+            gain * 100.0,
+            cost * 100.0,
+            count(&|verdict| verdict == UpdateVerdict::BetterStill),
+            count(&UpdateVerdict::is_stale),
+            count(&|verdict| verdict == UpdateVerdict::Undecided),
+            f64::from(launches.iter().sum::<u32>()) / runs as f64,
+            launches.iter().max().copied().unwrap_or_default()
         );
     }
 }

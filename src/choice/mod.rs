@@ -10,6 +10,7 @@
 mod mixing;
 mod table;
 mod trial;
+mod update;
 
 use std::collections::BTreeMap;
 
@@ -30,6 +31,7 @@ use crate::units::group_thousands;
 use crate::wording::plural;
 
 pub use mixing::mixes_unsafely;
+pub use update::{JudgedUpdate, judge_update, ratio_at};
 
 /// Fewer paired launches than this decide nothing.
 const FEWEST_LAUNCHES: usize = 4;

@@ -80,6 +80,10 @@ pub(super) enum Command {
     Man(ManArgs),
     /// Look through settings written by hand: env files, scripts, units, compose files, manifests.
     Lint(LintArgs),
+    /// After an update: is this env file still right here?
+    Check(CheckArgs),
+    /// Start a command with an env file's variables, if the file belongs on this machine.
+    Exec(ExecArgs),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -670,6 +674,90 @@ pub(super) struct LintArgs {
     /// Warnings count as errors.
     #[arg(long)]
     pub(super) strict: bool,
+
+    #[command(flatten)]
+    pub(super) format: FormatArg,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct CheckArgs {
+    /// The file: tuned.env of a run, or what `emit` printed.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(super) env_file: PathBuf,
+
+    /// The run it came from, which knows its points and its gain [default: where the file lies, if that is it].
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(super) run: Option<PathBuf>,
+
+    /// What measures [default: what measured the run].
+    #[arg(long, value_enum, default_value_t = BackendArg::Auto, env = "NCCLTUNE_BACKEND", help_heading = "Machine")]
+    pub(super) backend: BackendArg,
+
+    /// Simulated machine [default: the run's].
+    #[arg(long, value_name = "NAME|FILE", help_heading = "Machine")]
+    pub(super) machine: Option<String>,
+
+    /// The libnccl that the server loads [default: the Python environment's, else the loader's].
+    #[arg(long, value_name = "PATH", env = "NCCLTUNE_NCCL_LIB", help_heading = "Machine")]
+    pub(super) nccl_lib: Option<PathBuf>,
+
+    /// GPUs to use: positions in PCI order, or UUIDs [default: the run's positions].
+    #[arg(long, value_name = "LIST", value_delimiter = ',', env = "NCCLTUNE_DEVICES", help_heading = "Machine")]
+    pub(super) devices: Vec<String>,
+
+    /// Measure although doctor refuses.
+    #[arg(long, help_heading = "Machine")]
+    pub(super) force: bool,
+
+    /// Time for launches [default: 100s].
+    #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Check")]
+    pub(super) time_budget: Option<f64>,
+
+    /// Seed of orders and data [default: the run's, plus one].
+    #[arg(long, value_name = "N", help_heading = "Check")]
+    pub(super) seed: Option<u64>,
+
+    /// End with status 5 where noise hides the answer.
+    #[arg(long, help_heading = "Check")]
+    pub(super) require_decision: bool,
+
+    #[command(flatten)]
+    pub(super) format: FormatArg,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(super) struct ExecArgs {
+    /// The file: tuned.env of a run, or what `emit` printed.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(super) env_file: PathBuf,
+
+    /// The run it came from [default: where the file lies, if that is it].
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(super) run: Option<PathBuf>,
+
+    /// The libnccl that the command loads, which must be the one that was measured [default: where that lay].
+    #[arg(long, value_name = "PATH", env = "NCCLTUNE_NCCL_LIB")]
+    pub(super) nccl_lib: Option<PathBuf>,
+
+    /// Start the command although the file is stale, foreign or simulated; standard error says so.
+    #[arg(long)]
+    pub(super) force: bool,
+
+    /// Start nothing; look whether the processes that run have what the file sets.
+    #[arg(long, conflicts_with_all = ["command", "force", "run", "nccl_lib"])]
+    pub(super) verify: bool,
+
+    /// The server's first process: it and all that it started are looked at [default: whatever has a libnccl].
+    #[arg(long, value_name = "N", requires = "verify")]
+    pub(super) pid: Option<u32>,
+
+    /// Read /proc and /sys below this folder [default: /].
+    #[arg(long, value_name = "DIR")]
+    pub(super) root: Option<PathBuf>,
+
+    /// The command and its arguments, which take this process's place.
+    #[arg(last = true, value_name = "CMD", required_unless_present = "verify", value_hint = ValueHint::CommandWithArguments)]
+    pub(super) command: Vec<String>,
 
     #[command(flatten)]
     pub(super) format: FormatArg,

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::CommandFactory as _;
 
 use super::args::{
-    BackendArg, Cli, Command, CompletionsArgs, DoctorArgs, EmitArgs, ExplainArgs, ImportArgs, LintArgs, ManArgs,
-    PlacementArg, ReportArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs, WorkloadCommandArgs,
+    BackendArg, CheckArgs, Cli, Command, CompletionsArgs, DoctorArgs, EmitArgs, ExecArgs, ExplainArgs, ImportArgs,
+    LintArgs, ManArgs, PlacementArg, ReportArgs, TrialArgs, TrialKind, TuneArgs, WorkloadArgs, WorkloadCommandArgs,
 };
 use super::args::{BuffersArg, CheapestLevelArg, ProfileArg, StrategyArg};
 use super::environment;
@@ -16,8 +16,10 @@ use super::printer::Printer;
 use super::progress::Progress;
 use crate::error_kind::{ErrorKind, Failure};
 use crate::flow::BackendChoice;
+use crate::flow::check::{CheckRequest, check};
 use crate::flow::doctor::{DoctorRequest, doctor};
 use crate::flow::emit::emit;
+use crate::flow::exec::{ExecRequest, VerifyRequest, exec, verify};
 use crate::flow::explain::{ExplainRequest, explain};
 use crate::flow::import::{ImportRequest, Imported, import, next_step, rows};
 use crate::flow::lint::{LintRequest, lint};
@@ -25,10 +27,11 @@ use crate::flow::report::report;
 use crate::flow::tune::{Plan, TuneEnd, TuneRequest, tune};
 use crate::flow::workload::{WorkloadWish, workload};
 use crate::flow::write_file;
-use crate::record::{LintSeverity, VerdictKind};
+use crate::process::replace;
+use crate::record::{DeploymentVerdict, LintSeverity, UpdateVerdict, VerdictKind};
 use crate::report::{
-    Format, Run, checks_table, explanation, files_text, findings_table, import_document, points_table, summary_csv,
-    to_json, verdict,
+    Format, Run, checks_table, deployment_table, explanation, files_text, findings_table, import_document,
+    points_table, summary_csv, to_json, update_table, verdict,
 };
 use crate::search::RACING;
 use crate::units::{format_seconds, group_thousands};
@@ -49,6 +52,8 @@ pub(super) fn run(cli: &Cli, arguments: Vec<String>) -> ExitCode {
         Command::Completions(args) => run_completions(args),
         Command::Man(args) => run_man(args, &printer),
         Command::Lint(args) => run_lint(args),
+        Command::Check(args) => run_check(args, &printer),
+        Command::Exec(args) => run_exec(args, &printer),
     };
     match result {
         Ok(status) => ExitCode::from(status),
@@ -354,6 +359,74 @@ fn run_lint(args: &LintArgs) -> Result<u8, Failure> {
     let counts = |severity| args.strict || severity == LintSeverity::Error;
     let is_bad = report.findings.iter().any(|finding| counts(finding.severity));
     Ok(if is_bad { ErrorKind::Usage.exit_status() } else { 0 })
+}
+
+fn run_check(args: &CheckArgs, printer: &Printer) -> Result<u8, Failure> {
+    let environment = environment::snapshot();
+    let request = CheckRequest {
+        env_file: args.env_file.clone(),
+        run: args.run.clone(),
+        backend: backend_choice(args.backend),
+        machine: args.machine.clone(),
+        nccl_lib: args.nccl_lib.clone(),
+        devices: args.devices.clone(),
+        force: args.force,
+        time_budget_s: args.time_budget,
+        seed: args.seed,
+        state_folder: environment::state_folder(&environment),
+        environment,
+    };
+    let mut progress = Progress::new(printer);
+    let answer = check(&request, &mut |update| progress.hear(&update));
+    progress.finish();
+    let found = answer?;
+    // Reasons are long; folded they can be read in a pipe and a log, too.
+    print(&update_table(&found, args.format.format, Printer::width().or(Some(120)))?)?;
+    Ok(match found.verdict {
+        verdict if verdict.is_stale() => ErrorKind::Stale.exit_status(),
+        UpdateVerdict::Undecided if args.require_decision => ErrorKind::Undecided.exit_status(),
+        _ => 0,
+    })
+}
+
+/// What shells say where a command is not found, and where it cannot be started.
+const NOT_FOUND: u8 = 127;
+const NOT_STARTED: u8 = 126;
+
+fn run_exec(args: &ExecArgs, printer: &Printer) -> Result<u8, Failure> {
+    if args.verify {
+        let request = VerifyRequest {
+            env_file: args.env_file.clone(),
+            process_id: args.pid,
+            root: args.root.clone().unwrap_or_else(|| "/".into()),
+        };
+        let seen = verify(&request)?;
+        print(&deployment_table(&seen, args.format.format, Printer::width().or(Some(120)))?)?;
+        let is_shown = seen.verdict == DeploymentVerdict::Shown;
+        return Ok(if is_shown { 0 } else { ErrorKind::MachineUnfit.exit_status() });
+    }
+    let request = ExecRequest {
+        env_file: args.env_file.clone(),
+        run: args.run.clone(),
+        nccl_lib: args.nccl_lib.clone(),
+        force: args.force,
+        root: args.root.clone().unwrap_or_else(|| "/".into()),
+        environment: environment::snapshot(),
+    };
+    let start = exec(&request)?;
+    for notice in &start.notices {
+        printer.notice(notice);
+    }
+    if let Some(overridden) = &start.overridden {
+        // Told even to those who want to hear nothing: it is the only record there is.
+        Printer::warning(overridden);
+    }
+    let Some((program, arguments)) = args.command.split_first() else {
+        return Err(Failure::new(ErrorKind::Usage, "name a command behind --"));
+    };
+    let error = replace(program, arguments, &start.set, &start.removed);
+    Printer::error(&format!("{program} could not be started: {error}"), None);
+    Ok(if error.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_STARTED })
 }
 
 fn run_emit(args: &EmitArgs) -> Result<u8, Failure> {

@@ -70,6 +70,11 @@ impl Printer {
         }
     }
 
+    /// Something that must be on record, however quiet the user likes it.
+    pub(super) fn warning(text: &str) {
+        Self::stderr("warning", AnsiColor::Yellow, text);
+    }
+
     /// A line of the event stream.
     pub(super) fn event(&self, text: &str) {
         if self.verbose {

@@ -1,6 +1,7 @@
 //! What is this machine? Asked through a probe process with a deadline, and read from what the kernel
 //! shows of its wiring.
 
+mod host;
 mod topology;
 
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use crate::machine::{Gpu, LibrarySource, Machine, NcclLibrary};
 use crate::probe::{PROBE_ARGUMENT, ProbeReport, Question};
 use crate::process::{ChildEvent, ChildSpec, Group, Supervisor, SupervisorError};
 
+pub use host::{cpu_model, host_parts, quick_parts};
 pub use topology::{Wiring, wiring_of};
 
 /// How long the driver may take to say what is there. A cold driver without persistence needs
@@ -244,16 +246,9 @@ pub fn machine_of(report: &ProbeReport) -> Result<Machine, DiscoveryError> {
         name: Machine::describe_gpus(&gpus),
         driver: report.driver.clone(),
         cuda_driver_version: report.cuda_driver_version,
-        cpu: cpu_model(),
+        cpu: cpu_model(Path::new("/")),
         gpus,
     })
-}
-
-fn cpu_model() -> Option<String> {
-    let text = fs_err::read_to_string("/proc/cpuinfo").ok()?;
-    text.lines()
-        .find_map(|line| line.strip_prefix("model name").and_then(|rest| rest.split_once(':')))
-        .map(|(_, name)| name.trim().chars().take(120).collect())
 }
 
 /// The GPUs that `--devices` names (positions in PCI order, or UUIDs), as indices; all without it.

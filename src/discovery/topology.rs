@@ -62,13 +62,13 @@ pub fn wiring_of(root: &Path, gpus: &[Gpu], report: &ProbeReport) -> Wiring {
 }
 
 /// Files below the root.
-struct Files {
-    root: PathBuf,
+pub(super) struct Files {
+    pub(super) root: PathBuf,
 }
 
 impl Files {
     /// The beginning of a file, trimmed; nothing where there is none, or it is empty.
-    fn text(&self, path: &Path, most: u64) -> Option<String> {
+    pub(super) fn text(&self, path: &Path, most: u64) -> Option<String> {
         let path = self.root.join(path);
         // Opening what is no file may wait forever.
         fs_err::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
@@ -80,7 +80,7 @@ impl Files {
 
     /// Folders on the way to a PCI device, from the root of the tree to the device itself; nothing where
     /// the kernel does not show the device.
-    fn steps_to(&self, address: &str) -> Option<Vec<String>> {
+    pub(super) fn steps_to(&self, address: &str) -> Option<Vec<String>> {
         if !is_address(address) {
             return None;
         }
@@ -95,7 +95,7 @@ impl Files {
     }
 
     /// A word about the device at the end of these steps.
-    fn word(&self, steps: &[String], name: &str) -> Option<String> {
+    pub(super) fn word(&self, steps: &[String], name: &str) -> Option<String> {
         let folder: PathBuf = ["sys", "devices"].iter().copied().chain(steps.iter().map(String::as_str)).collect();
         self.text(&folder.join(name), WORD_BYTES)
     }

@@ -1,10 +1,12 @@
 //! The comment lines at the top of every file: written for people, and read back by those who must
 //! know whether a file belongs on this machine.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::{EmitAs, comment, companions};
 use crate::env_syntax::EnvLine;
+use crate::fingerprint::told;
 use crate::record::{Choice, Manifest, Origin, VerdictKind};
 use crate::wording::{self, Condition};
 
@@ -12,6 +14,10 @@ const FINGERPRINT: &str = "machine fingerprint: ";
 const VERDICT: &str = "verdict: ";
 const HOLDS: &str = "holds only while: ";
 const TOOL: &str = "nccltune ";
+const PART: &str = "measured with: ";
+const LIBRARY: &str = "NCCL library: ";
+const PLUGIN: &str = "tuner plugin: SHA-256 ";
+const DATE: &str = "date: ";
 
 /// The header of an answer without its leading "# ".
 pub(super) fn lines(choice: &Choice, manifest: &Manifest, directory: &Path, form: EmitAs, empty: bool) -> Vec<EnvLine> {
@@ -27,6 +33,14 @@ pub(super) fn lines(choice: &Choice, manifest: &Manifest, directory: &Path, form
     lines.push(format!("machine: {}", wording::machine(&manifest.machine, &manifest.devices)));
     lines.push(format!("NCCL: {}", wording::nccl(manifest.nccl.as_ref())));
     lines.push(format!("{FINGERPRINT}{}", manifest.fingerprint.combined));
+    // What tells a stale or foreign file long after its run directory is gone.
+    lines.extend(manifest.fingerprint.parts.iter().map(|(name, value)| format!("{PART}{name} = {}", told(value))));
+    lines.extend(
+        manifest.nccl.iter().filter(|nccl| told(&nccl.path) == nccl.path).map(|nccl| format!("{LIBRARY}{}", nccl.path)),
+    );
+    if choice.verdict == VerdictKind::Adopt && choice.files.keys().any(|kind| kind.companion().is_some()) {
+        lines.extend(manifest.tables.iter().map(|tables| format!("{PLUGIN}{}", tables.plugin.sha256)));
+    }
     lines.push(format!("workload: {}", wording::workload(workload)));
     lines.push(format!("{VERDICT}{}", wording::verdict(choice)));
     lines.extend(wording::forward_pass(choice).map(|pass| format!("forward pass: {pass}")));
@@ -52,7 +66,7 @@ pub(super) fn lines(choice: &Choice, manifest: &Manifest, directory: &Path, form
     if !choice.unmeasured.is_empty() {
         lines.push(format!("not measured, so not covered: {}", choice.unmeasured.join("; ")));
     }
-    lines.push(format!("date: {}", manifest.created));
+    lines.push(format!("{DATE}{}", manifest.created));
     lines.push(format!("seed: {}", manifest.seed));
     for condition in wording::conditions(choice, manifest) {
         let Condition { variable, value, origin } = &condition;
@@ -93,7 +107,18 @@ pub struct Header {
     pub verdict: Option<String>,
     /// Variables it holds under, as NAME=VALUE.
     pub conditions: Vec<String>,
+    /// What it was measured with, in named parts, each as [`told`] gives it.
+    pub parts: BTreeMap<String, String>,
+    /// Where the NCCL lay that was measured.
+    pub nccl_path: Option<String>,
+    /// SHA-256 of the tuner plugin that reads its table.
+    pub plugin_sha256: Option<String>,
+    /// When its run began.
+    pub date: Option<String>,
 }
+
+/// Most parts that are read of a header.
+const PARTS_MAX: usize = 100;
 
 impl Header {
     /// Whether no GPU was measured.
@@ -112,6 +137,16 @@ pub fn read_header(text: &str) -> Header {
                 line.strip_prefix(TOOL).and_then(|rest| rest.split_once(": ")).map(|(version, _)| version.to_owned());
         } else if let Some(fingerprint) = line.strip_prefix(FINGERPRINT) {
             header.fingerprint.get_or_insert_with(|| fingerprint.to_owned());
+        } else if let Some((name, value)) = line.strip_prefix(PART).and_then(|part| part.split_once(" = ")) {
+            if header.parts.len() < PARTS_MAX {
+                header.parts.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+            }
+        } else if let Some(path) = line.strip_prefix(LIBRARY) {
+            header.nccl_path.get_or_insert_with(|| path.to_owned());
+        } else if let Some(sha256) = line.strip_prefix(PLUGIN) {
+            header.plugin_sha256.get_or_insert_with(|| sha256.to_owned());
+        } else if let Some(date) = line.strip_prefix(DATE) {
+            header.date.get_or_insert_with(|| date.to_owned());
         } else if let Some(verdict) = line.strip_prefix(VERDICT) {
             let name = verdict.split(':').next().unwrap_or(verdict);
             header.verdict.get_or_insert_with(|| name.to_owned());

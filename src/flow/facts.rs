@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::environment::worker_environment;
-use crate::canonical::Fingerprint;
-use crate::discovery::{self, DiscoveryError};
+use crate::discovery::{self, DiscoveryError, host_parts};
 use crate::doctor;
 use crate::error_kind::Failure;
+use crate::fingerprint::{Described, HostParts, parts};
 use crate::machine::{Machine, NcclLibrary, NcclVersion};
 use crate::probe::{ProbeReport, Question};
 use crate::process::Supervisor;
 use crate::quarantine::Store;
-use crate::record::{CheckReport, FingerprintParts, Pin};
+use crate::record::{CheckReport, FingerprintParts, Origin, Pin};
 
 /// What should measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -164,36 +164,29 @@ pub(super) fn gather(
     Ok(MachineFacts { driver_installed, machine, devices, nccl, cublaslt, fake, checks, conf })
 }
 
-/// The fingerprint of everything that can change the answer, in named parts.
-pub(super) fn fingerprint(
+/// The fingerprint of everything that can change the answer, in named parts. `outside` is what no machine tells: the
+/// engine, and NCCL's variables that were there before this program.
+pub(super) fn real_fingerprint(
     machine: &Machine,
     devices: &[u32],
     nccl: Option<&NcclLibrary>,
-    simulation: Option<&Fingerprint>,
+    outside: HostParts,
 ) -> FingerprintParts {
-    let gpus: Vec<_> = machine.gpus.iter().filter(|gpu| devices.contains(&gpu.index)).collect();
-    let each =
-        |of: &dyn Fn(&crate::machine::Gpu) -> String| gpus.iter().map(|gpu| of(gpu)).collect::<Vec<_>>().join(", ");
-    let or_unknown = |text: Option<String>| text.unwrap_or_else(|| "unknown".to_owned());
-    let mut parts = BTreeMap::from([
-        ("gpus".to_owned(), each(&|gpu| gpu.name.clone())),
-        ("gpu-identities".to_owned(), each(&|gpu| gpu.uuid.clone())),
-        ("gpu-addresses".to_owned(), each(&|gpu| gpu.pci_bus_id.clone())),
-        (
-            "pcie-maximum".to_owned(),
-            each(&|gpu| match (gpu.pcie_generation, gpu.pcie_width) {
-                (Some([_, generation]), Some([_, width])) => format!("gen {generation} x{width}"),
-                _ => "unknown".to_owned(),
-            }),
-        ),
-        ("driver".to_owned(), or_unknown(machine.driver.clone())),
-        ("cuda-driver".to_owned(), or_unknown(machine.cuda_driver_version.map(|version| version.to_string()))),
-        ("cpu".to_owned(), or_unknown(machine.cpu.clone())),
-        (
-            "nccl".to_owned(),
-            or_unknown(nccl.map(|nccl| format!("{} {}", NcclVersion::from_code(nccl.version), nccl.sha256))),
-        ),
-    ]);
-    parts.extend(simulation.map(|table| ("simulation".to_owned(), table.to_string())));
-    FingerprintParts { combined: Fingerprint::of(&parts).as_str().to_owned(), parts }
+    let used = machine.gpus.iter().filter(|gpu| devices.contains(&gpu.index));
+    let addresses: Vec<String> = used.map(|gpu| gpu.pci_bus_id.clone()).collect();
+    let mut host = host_parts(Path::new("/"), &addresses);
+    host.extend(outside);
+    parts(&Described { machine, devices, nccl, simulation: None, host: Some(&host) })
+}
+
+/// What no machine tells of itself: NCCL's variables that were set outside of this program, and the engine.
+pub(super) fn outside_parts(pins: &[Pin], engine: &str, engine_version: Option<&str>) -> HostParts {
+    let is_outside = |pin: &&Pin| matches!(pin.origin, Origin::Inherited | Origin::UserConf | Origin::SystemConf);
+    let set: Vec<String> =
+        pins.iter().filter(is_outside).map(|pin| format!("{}={}", pin.variable, pin.value)).collect();
+    let version = engine_version.map(|version| format!(" {version}")).unwrap_or_default();
+    HostParts::from([
+        ("inherited-variables".to_owned(), if set.is_empty() { "none".to_owned() } else { set.join(" ") }),
+        ("engine".to_owned(), format!("{engine}{version}")),
+    ])
 }

@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 
 use super::directory::{self, MANIFEST_FILE, SUMMARY_FILE};
 use super::environment::parse_pins;
-use super::facts::fingerprint;
 use super::summary::summary;
 use crate::canonical::Fingerprint;
 use crate::clock::wall_time;
 use crate::collective::{Collective, Placement};
 use crate::error_kind::{Classified, ErrorKind, Failure};
 use crate::evidence::{Evidence, measured_points};
+use crate::fingerprint::{self, Described};
 use crate::journal::{JOURNAL_FILE, Journal, LOCK_FILE};
 use crate::knob;
 use crate::machine::{Gpu, Machine, NcclVersion};
@@ -403,7 +403,13 @@ impl Run {
         let mut parts = match (previous, nccl_version) {
             (Some(manifest), _) => manifest.fingerprint.clone(),
             (None, version) => {
-                let mut parts = fingerprint(&machine, &devices, None, None);
+                let mut parts = fingerprint::parts(&Described {
+                    machine: &machine,
+                    devices: &devices,
+                    nccl: None,
+                    simulation: None,
+                    host: None,
+                });
                 if let Some(version) = version {
                     parts.parts.insert("nccl".to_owned(), NcclVersion::from_code(version).to_string());
                 }

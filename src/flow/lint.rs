@@ -57,7 +57,7 @@ pub fn lint(request: &LintRequest) -> Result<LintReport, Failure> {
     Ok(LintReport { format: FORMAT, findings })
 }
 
-fn contents(path: &Path) -> Result<String, String> {
+pub(super) fn contents(path: &Path) -> Result<String, String> {
     let mut bytes = Vec::new();
     let limit = MAX_BYTES as u64 + 1;
     let read = if path.as_os_str() == "-" {

@@ -1,10 +1,13 @@
 //! The stories: what happens when a command runs, phase by phase. Nothing here prints.
 
+pub mod check;
 mod dead_axes;
+mod deployed;
 mod directory;
 pub mod doctor;
 pub mod emit;
 mod environment;
+pub mod exec;
 pub mod explain;
 mod facts;
 mod files;

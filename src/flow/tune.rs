@@ -11,7 +11,9 @@ use super::dead_axes::{Field, findings, leave_out, notice, prune, wiring};
 use super::directory::{self, CHOICE_FILE, LOGS_FOLDER, MACHINE_FILE, MANIFEST_FILE, REPORT_FILE, SUMMARY_FILE};
 use super::emit::effect_of;
 use super::environment::{Held, as_map, inherited, merge, parse_pins, worker_environment};
-use super::facts::{BackendChoice, MachineFacts, MachineWish, ask_driver, fingerprint, gather, probe_environment};
+use super::facts::{
+    BackendChoice, MachineFacts, MachineWish, ask_driver, gather, outside_parts, probe_environment, real_fingerprint,
+};
 use super::files::{RunFiles, from_anywhere};
 use super::levels::call_plugin;
 use super::live::{Early, LiveChecks, gpus_of};
@@ -40,15 +42,16 @@ use crate::emit::{EmitAs, render};
 use crate::engine::{CollectiveStream, Engine, EngineVersion};
 use crate::error_kind::{Classified as _, ErrorKind, Failure};
 use crate::evidence::{Evidence, Objective, default_arm, measured_points};
+use crate::fingerprint::{self, Described, known_to};
 use crate::journal::{self, Journal, JournalError};
 use crate::knob::{self, Risk};
 use crate::machine::{Gpu, Machine, NcclLibrary, NcclVersion, Topology};
 use crate::process::Supervisor;
 use crate::quarantine::{Store, place};
 use crate::record::{
-    Arm, ArmId, BackendKind, BufferKind, CheapestLevel, CheckReport, Choice, DeadAxis, Event, FORMAT, JournalLine,
-    Labels, Manifest, MisjudgedBox, Origin, PassStream, PeerOutcome, PeerReport, Phase, Pin, Point, PointKey, Profile,
-    QuarantinedArm, Settings, Space, TrialPlan, VerdictKind, WarmStart, Workload,
+    Arm, ArmId, BackendKind, BufferKind, CheapestLevel, CheckReport, Choice, DeadAxis, Event, FORMAT, FingerprintParts,
+    JournalLine, Labels, Manifest, MisjudgedBox, Origin, PassStream, PeerOutcome, PeerReport, Phase, Pin, Point,
+    PointKey, Profile, QuarantinedArm, Settings, Space, TrialPlan, VerdictKind, WarmStart, Workload,
 };
 use crate::report::summary_csv;
 use crate::search::tables::WithTables;
@@ -271,7 +274,7 @@ fn previous_manifest(request: &TuneRequest) -> Result<Option<Manifest>, Failure>
 }
 
 /// What holds in every arm: pins, variables that were inherited, the engine's and those of NCCL's files.
-fn pins(
+pub(super) fn pins(
     request: &TuneRequest,
     kind: BackendKind,
     (resumed, recorded): (Option<&Manifest>, Option<&Manifest>),
@@ -390,9 +393,11 @@ fn prepare(
         return Err(no_trial(&notices));
     }
     let is_simulated = kind == BackendKind::Simulated || measured.fake || lines.as_deref().is_some_and(says_simulated);
-    let fingerprint = match recorded {
-        Some(manifest) => manifest.fingerprint.clone(),
-        None => fingerprint(&measured.machine, &devices, measured.nccl.as_ref(), measured.simulation.as_ref()),
+    let fingerprint = match (recorded, resumed) {
+        (Some(manifest), _) => manifest.fingerprint.clone(),
+        // What an older version did not record is no part of what may not change.
+        (None, Some(manifest)) => known_to(&manifest.fingerprint, &measured.fingerprint(&devices, &pins, &workload)),
+        (None, None) => measured.fingerprint(&devices, &pins, &workload),
     };
     let points = measured_points(&workload);
     let warm_start = match &request.warm_start {
@@ -846,7 +851,7 @@ fn trial_plan(
 }
 
 /// Which backend measures, with the facts that were gathered on the way.
-fn choose_backend(
+pub(super) fn choose_backend(
     request: &TuneRequest,
     supervisor: &Supervisor,
     resumed: Option<&Manifest>,
@@ -896,31 +901,48 @@ fn choose_backend(
 }
 
 /// The machine that is measured, real or not.
-struct Measured {
-    machine: Machine,
-    devices: Vec<u32>,
-    nccl: Option<NcclLibrary>,
-    cublaslt: Option<String>,
+pub(super) struct Measured {
+    pub(super) machine: Machine,
+    pub(super) devices: Vec<u32>,
+    pub(super) nccl: Option<NcclLibrary>,
+    pub(super) cublaslt: Option<String>,
     /// Whether it can be tried in a forward pass.
-    has_passes: bool,
+    pub(super) has_passes: bool,
     /// Of everything the numbers of a simulated machine follow from.
-    simulation: Option<Fingerprint>,
+    pub(super) simulation: Option<Fingerprint>,
     /// The release that a simulated machine runs.
-    simulated_version: Option<NcclVersion>,
+    pub(super) simulated_version: Option<NcclVersion>,
     /// How a simulated machine's GPUs hang together, where it says so.
-    topology: Option<Topology>,
+    pub(super) topology: Option<Topology>,
     /// What a simulated machine's file says of peer access.
-    peers: Option<SimulatedPeers>,
+    pub(super) peers: Option<SimulatedPeers>,
     /// Whether the driver is a stand-in for tests.
-    fake: bool,
-    checks: CheckReport,
-    conf: Vec<Pin>,
-    notices: Vec<String>,
+    pub(super) fake: bool,
+    pub(super) checks: CheckReport,
+    pub(super) conf: Vec<Pin>,
+    pub(super) notices: Vec<String>,
 }
 
 impl Measured {
+    /// The fingerprint of everything that can change the answer.
+    pub(super) fn fingerprint(&self, devices: &[u32], pins: &[Pin], workload: &Workload) -> FingerprintParts {
+        match &self.simulation {
+            None => {
+                let outside = outside_parts(pins, &workload.engine, workload.engine_version.as_deref());
+                real_fingerprint(&self.machine, devices, self.nccl.as_ref(), outside)
+            }
+            simulation => fingerprint::parts(&Described {
+                machine: &self.machine,
+                devices,
+                nccl: self.nccl.as_ref(),
+                simulation: simulation.as_ref(),
+                host: None,
+            }),
+        }
+    }
+
     /// The release whose rules apply.
-    fn version(&self) -> NcclVersion {
+    pub(super) fn version(&self) -> NcclVersion {
         match &self.nccl {
             Some(nccl) => NcclVersion::from_code(nccl.version),
             None => self.simulated_version.unwrap_or(ASSUMED_VERSION),
@@ -928,7 +950,7 @@ impl Measured {
     }
 }
 
-fn measured_machine(
+pub(super) fn measured_machine(
     request: &TuneRequest,
     kind: BackendKind,
     facts: Option<MachineFacts>,
@@ -1010,7 +1032,10 @@ fn measured_machine(
     }
 }
 
-fn simulated_machine(request: &TuneRequest, previous: Option<&Manifest>) -> Result<SimulatedMachine, Failure> {
+pub(super) fn simulated_machine(
+    request: &TuneRequest,
+    previous: Option<&Manifest>,
+) -> Result<SimulatedMachine, Failure> {
     if let (true, None, Some(out)) = (request.resume, &request.machine, &request.out)
         && let Ok(text) = read_small(&out.join(MACHINE_FILE))
     {
@@ -1047,7 +1072,7 @@ fn read_small(path: &Path) -> Result<String, std::io::Error> {
 }
 
 /// The GPUs of a tensor-parallel group: the first ones of those chosen, as engines take them.
-fn devices_for(workload: &Workload, devices: &[u32]) -> Result<Vec<u32>, Failure> {
+pub(super) fn devices_for(workload: &Workload, devices: &[u32]) -> Result<Vec<u32>, Failure> {
     let wanted = workload.tensor_parallel as usize;
     if wanted > devices.len() {
         return Err(Failure::new(

@@ -11,8 +11,10 @@
 
 mod group;
 mod log_tail;
+mod replace;
 mod supervisor;
 
 pub use group::{ChildEvent, ChildSpec, Exit, Group, read_frame};
 pub use log_tail::LogTail;
+pub use replace::replace;
 pub use supervisor::{Supervisor, SupervisorError};

@@ -6,6 +6,7 @@
 
 mod campaign;
 mod check;
+mod deployment;
 mod explanation;
 mod gate;
 mod lint;
@@ -14,6 +15,7 @@ mod pass;
 mod peer;
 mod quarantine;
 mod space;
+mod update;
 mod verdict;
 mod workload;
 
@@ -22,6 +24,7 @@ pub use campaign::{
     OutcomeKind, Phase, SetLine,
 };
 pub use check::{Check, CheckReport, CheckVerdict};
+pub use deployment::{DeployedProcess, DeploymentCheck, DeploymentVerdict, LackingVariable};
 pub use explanation::{
     EffectKind, ExplainedChoice, ExplainedEffect, ExplainedGraph, ExplainedLog, ExplainedRelease, ExplainedRunnerUp,
     ExplainedSize, ExplainedVariable, Explanation, LoggedSize, VariableOrigin,
@@ -39,6 +42,7 @@ pub use pass::{
 pub use peer::{ChannelSearch, ColdAndWarm, OverlapCheck, PeerOutcome, PeerReport, PeerStep, PeerTier};
 pub use quarantine::{QuarantineEntry, QuarantineFile, QuarantinedArm};
 pub use space::{Axis, NamedArm, Rule, RuleCondition, Space};
+pub use update::{CheckedObjective, CheckedPoint, PartChange, UpdateCheck, UpdateVerdict};
 pub use verdict::{
     Answer, AnswerKind, BatchObjective, Choice, Contribution, Memory, Objective, PointVerdict, RepairRecord,
     SearchSummary, Statistics, Thresholds, Trial, VerdictKind, Veto,

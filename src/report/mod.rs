@@ -3,6 +3,7 @@
 //! Everything here returns text; printing it is the door's business.
 
 mod comma_separated;
+mod deployment;
 mod document;
 mod explanation;
 mod figures;
@@ -12,6 +13,7 @@ mod page;
 mod run;
 mod svg;
 mod tables;
+mod update;
 mod verdict;
 
 use serde::Serialize;
@@ -20,11 +22,13 @@ use crate::error_kind::{Classified, ErrorKind};
 use crate::record::Effective;
 
 pub use comma_separated::{SummaryRow, summary_csv};
+pub use deployment::deployment_table;
 pub use explanation::explanation;
 pub use findings::findings_table;
 pub use format::{Format, FormatError};
 pub use run::{ReportFormat, ReportFormatError, Run, STANDING, import_document, run_report};
 pub use tables::{checks_table, points_table};
+pub use update::update_table;
 pub use verdict::{files_text, verdict, verdict_markdown, verdict_text};
 
 /// Why something could not be told.

@@ -1,6 +1,7 @@
 //! What to measure next. A strategy is a pure function of the evidence, so a resumed run asks it the
 //! same question an unbroken one would and gets the same answer.
 
+mod confirm;
 mod exhaustive;
 mod gate;
 mod layout;
@@ -8,6 +9,7 @@ mod racing;
 pub mod tables;
 mod trial;
 
+pub use confirm::{Confirm, PAIRS, Side, side};
 pub use exhaustive::Exhaustive;
 pub use racing::Racing;
 

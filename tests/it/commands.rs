@@ -23,9 +23,22 @@ fn tuned() -> Scene {
 #[test]
 fn help_says_what_there_is() {
     let scene = Scene::new();
-    for command in
-        ["", "tune", "trial", "doctor", "workload", "explain", "emit", "report", "import", "lint", "completions", "man"]
-    {
+    for command in [
+        "",
+        "tune",
+        "trial",
+        "doctor",
+        "workload",
+        "explain",
+        "emit",
+        "report",
+        "import",
+        "lint",
+        "check",
+        "exec",
+        "completions",
+        "man",
+    ] {
         let ended = scene.run(&format!("{command} --help")).ok();
         assert_shown(&format!("help-{}", if command.is_empty() { "all" } else { command }), &ended.shown());
     }

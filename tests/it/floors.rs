@@ -31,6 +31,7 @@ const FLOORS: &[(&str, &[&str])] = &[
             "wording",
             "evidence",
             "file_lock",
+            "fingerprint",
             "nccl_log",
             "nccl_model",
             "space",
@@ -40,7 +41,18 @@ const FLOORS: &[(&str, &[&str])] = &[
     ),
     (
         "tools",
-        &["journal", "misjudged", "nccl_tests", "probe", "process", "quarantine", "repair", "shared_memory", "worker"],
+        &[
+            "journal",
+            "misjudged",
+            "nccl_tests",
+            "probe",
+            "process",
+            "process_tree",
+            "quarantine",
+            "repair",
+            "shared_memory",
+            "worker",
+        ],
     ),
     // Asks the probe what the machine is, so that work need not.
     ("discovery", &["discovery"]),

@@ -3,6 +3,8 @@
 
 /// What is refused, with which words and status, and that nothing is written or lost over it.
 mod bad_input;
+/// After an update: what changed, and whether a file's gain is still there.
+mod check;
 /// How tests start the program and look at what it left. No test lives here.
 mod command;
 /// Whole commands as a user types them: both streams, the status, and the files.
@@ -12,6 +14,8 @@ mod configs;
 /// A run that is cut off at any event and at any byte, killed, stopped by signals or by a full disk:
 /// whatever it held is kept, and it goes on to the same answer.
 mod crash;
+/// A command starts with an env file's variables where the file belongs, and nowhere else.
+mod exec;
 /// What NCCL would choose and why: whole commands, refusals, and the log of the stand-in beside the model.
 mod explain;
 /// The real binary on the stand-in for driver and NCCL: whole runs, and every fault that can be asked for.

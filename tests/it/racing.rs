@@ -6,7 +6,7 @@ mod lab;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use nccltune::record::{Arm, ArmId, Event, JournalLine, VerdictKind};
+use nccltune::record::{Arm, ArmId, Event, JournalLine, UpdateVerdict, VerdictKind};
 
 use self::lab::{Landscape, WITHIN, grid, racing};
 use crate::command::{Scene, cells, journal_text, manifest_in, recorded};
@@ -332,4 +332,22 @@ fn arms_of_a_torn_block_without_its_default_are_measured_again() {
         }
     }
     assert!(without_default > 0, "no block was torn so");
+}
+
+#[test]
+fn an_update_that_costs_five_per_cent_is_told_from_one_that_costs_nothing() {
+    let special = |arm: &Arm| !arm.env.is_empty();
+    let recorded = 0.95_f64.ln();
+    for (now, expected) in [(recorded, UpdateVerdict::BetterStill), (0.0, UpdateVerdict::NoLongerBetter)] {
+        let effect = |arm: &Arm| vec![if special(arm) { now } else { 0.0 }; 5];
+        let arms = grid(&[("NCCL_MIN_NCHANNELS", &["unset", "16"])]);
+        let landscape = Landscape::planted(&bench().manifest, "update", arms, 5, &effect);
+        let arm = landscape.manifest.arms.iter().find(|arm| special(arm)).expect("it was planted").clone();
+        let found: Vec<(UpdateVerdict, u32)> = (0..40).map(|seed| landscape.check(seed, &arm, recorded)).collect();
+        // By chance no gain may also be shown to be a loss, which is as stale.
+        let right = found.iter().filter(|(verdict, _)| verdict.is_stale() == expected.is_stale());
+        let right = right.filter(|(verdict, _)| *verdict != UpdateVerdict::Undecided).count();
+        assert!(right >= 38, "{now}: {right} of 40: {found:?}");
+        assert!(found.iter().all(|(_, launches)| (6..=20).contains(launches)), "in two minutes: {found:?}");
+    }
 }

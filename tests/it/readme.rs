@@ -406,9 +406,21 @@ fn the_reference_names_every_flag_and_no_other() {
     let page = page("docs/reference/commands.md");
     let mut flags = BTreeSet::from(["--help".to_owned(), "--version".to_owned()]);
     let mut variables = BTreeSet::new();
-    for command in
-        ["tune", "trial", "doctor", "workload", "explain", "emit", "report", "import", "lint", "completions", "man"]
-    {
+    for command in [
+        "tune",
+        "trial",
+        "doctor",
+        "workload",
+        "explain",
+        "emit",
+        "report",
+        "import",
+        "lint",
+        "check",
+        "exec",
+        "completions",
+        "man",
+    ] {
         let section = page.split("\n## ").find(|section| section.starts_with(&format!("`nccltune {command}`")));
         let section = section.unwrap_or_else(|| panic!("a section on {command}"));
         let every = words_beginning_with(
