@@ -6,6 +6,7 @@ use super::directory::{self, MANIFEST_FILE};
 use super::tables::whole;
 use crate::error_kind::{ErrorKind, Failure};
 use crate::evidence::{Evidence, Objective, default_arm};
+use crate::fingerprint::{Standing, compare};
 use crate::journal;
 use crate::record::{EarlierArm, FingerprintParts, Manifest, PointKey, WarmStart};
 use crate::search::{SearchContext, earlier_arms};
@@ -57,11 +58,11 @@ pub(super) fn warm_start(
         "the race begins with what {name} saw of {count} {}; its figures order the search and are part of no verdict",
         plural(count, "arm", "arms")
     ));
-    let changed: Vec<&str> = fingerprint
-        .parts
-        .iter()
-        .filter(|(part, value)| manifest.fingerprint.parts.get(*part) != Some(value))
-        .map(|(part, _)| part.as_str())
+    // What the earlier run did not record did not change.
+    let changed: Vec<String> = compare(&manifest.fingerprint.parts, &fingerprint.parts)
+        .into_iter()
+        .filter(|part| part.standing == Standing::Changed)
+        .map(|part| part.name)
         .collect();
     if !changed.is_empty() {
         notices.push(format!("what is no longer as it was in {name}: {}", changed.join(", ")));

@@ -4,7 +4,7 @@
 use fs_err as fs;
 use serde_json::Value;
 
-use crate::command::{Ended, Scene, assert_shown, recorded};
+use crate::command::{Ended, Scene, assert_shown, recorded, skipped_beside_a_driver};
 use crate::fakes::Machine;
 
 const TUNE: &str = "tune --backend simulated --machine before.toml --space space.toml --sizes 64K,1M --seed 1 \
@@ -124,6 +124,21 @@ fn without_its_run_a_file_tells_what_changed_and_no_more() {
     // A pipe where a run has its manifest is no run, and hangs nobody.
     nix::unistd::mkfifo(&scene.path("away/manifest.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     assert_eq!(of("--machine before.toml").0, Some(0));
+}
+
+#[test]
+fn a_file_of_real_gpus_is_not_held_against_a_machine_that_nobody_has() {
+    if skipped_beside_a_driver("a file of real GPUs") {
+        return;
+    }
+    let scene = Scene::new();
+    let run = recorded("h200x2-host-memory");
+    scene.write("tuned.env", scene.run(&format!("emit --run {}", run.display())).ok().stdout);
+    for more in [String::new(), format!("--run {}", run.display())] {
+        let ended = scene.run(&format!("check --env-file tuned.env {more}"));
+        assert_eq!((ended.status, ended.stdout.as_str()), (Some(3), ""), "{}", ended.stderr);
+        assert!(ended.stderr.contains("no NVIDIA driver is installed here"), "{}", ended.stderr);
+    }
 }
 
 #[test]

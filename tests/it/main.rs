@@ -67,3 +67,5 @@ mod tables;
 mod tidy;
 /// Simulated times, held to what other people measured.
 mod timing;
+/// What processes of a server were started with, on planted trees of /proc and on real processes.
+mod verify;

@@ -115,6 +115,9 @@ fn look(
         if lacking.is_empty() && nccl.len() == 1 {
             remarks.extend(wrong_library(file, process.id, nccl[0], root, hashes));
         }
+        if remarks.iter().any(|remark| remark == UNREADABLE) {
+            verdict = DeploymentVerdict::Unknown;
+        }
         let is_wrong = !lacking.is_empty() || nccl.len() > 1 || remarks.iter().any(|remark| remark.starts_with(WRONG));
         let plugin = file.value(PLUGIN_VARIABLE).filter(|plugin| plugin.contains('/'));
         let lacks_plugin = plugin.is_some_and(|plugin| {
@@ -147,6 +150,8 @@ fn look(
 
 /// How a remark about another library begins.
 const WRONG: &str = "another libnccl";
+/// What is said of one that cannot be looked into.
+const UNREADABLE: &str = "the libnccl that is mapped cannot be read, so whether it was measured cannot be told";
 
 /// Whether the library that is mapped is the one that was measured, where that can be told.
 fn wrong_library(
@@ -168,6 +173,6 @@ fn wrong_library(
     match hash {
         Some(hash) if hash != measured => Some(format!("{WRONG} than the one that was measured is mapped")),
         Some(_) => None,
-        None => Some("the libnccl that is mapped cannot be read, so whether it was measured cannot be told".to_owned()),
+        None => Some(UNREADABLE.to_owned()),
     }
 }
