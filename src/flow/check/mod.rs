@@ -120,13 +120,12 @@ pub fn check(request: &CheckRequest, listener: Listener<'_>) -> Result<UpdateChe
 /// Without a run only what changed can be told: points, gain and arms are in no header.
 fn by_header_alone(request: &CheckRequest, file: &Deployed, listener: Listener<'_>) -> Result<UpdateCheck, Failure> {
     let supervisor = Rc::new(Supervisor::start()?);
-    // A file of real GPUs is not held against a machine that nobody has.
-    let is_real = request.backend == BackendChoice::Auto && request.machine.is_none() && !file.header.simulated();
     let tune = TuneRequest {
-        backend: if is_real { BackendChoice::Nccl } else { request.backend },
+        backend: request.backend,
         machine: request.machine.clone(),
         nccl_lib: request.nccl_lib.clone(),
         devices: request.devices.clone(),
+        // Nothing is measured, so doctor need not agree; and a machine without a driver is never simulated in its place.
         force: true,
         environment: request.environment.clone(),
         state_folder: request.state_folder.clone(),
