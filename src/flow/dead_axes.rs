@@ -224,8 +224,8 @@ mod tests {
         all.iter().map(env).collect()
     }
 
-    fn pruned(bytes: &[u64], all: &[&[(&str, &str)]]) -> (Vec<DeadAxis>, Vec<String>) {
-        let topology = Topology::of_layout(Layout::Sys2, 8, [12, 0], PcieLink::x16(5), &CpuNode::amd(0)).unwrap();
+    fn pruned(layout: Layout, bytes: &[u64], all: &[&[(&str, &str)]]) -> (Vec<DeadAxis>, Vec<String>) {
+        let topology = Topology::of_layout(layout, 8, [12, 0], PcieLink::x16(5), &CpuNode::amd(0)).unwrap();
         let topology = Topology { peer_access: PeerAccess::None, ..topology };
         let points: Vec<PointKey> = bytes.iter().map(|bytes| point(*bytes)).collect();
         let pins = BTreeMap::new();
@@ -244,7 +244,7 @@ mod tests {
             &[("NCCL_LL128_BUFFSIZE", "1048576"), ("NCCL_MIN_NCHANNELS", "16")],
             &[("NCCL_MIN_NCHANNELS", "16")],
         ];
-        let (dead, left) = pruned(&[57_344, 1 << 20], space);
+        let (dead, left) = pruned(Layout::Sys2, &[57_344, 1 << 20], space);
         assert_eq!(dead.len(), 1, "{dead:?}");
         assert_eq!((dead[0].variable.as_str(), dead[0].left_out), ("NCCL_LL128_BUFFSIZE", 2));
         assert!(dead[0].rule.contains("LL128"), "{}", dead[0].rule);
@@ -260,17 +260,17 @@ mod tests {
             &[("NCCL_PROTO", "allreduce:Simple")],
         ];
         // At this size NCCL takes LL by itself: what acts is the other arm.
-        let (dead, left) = pruned(&[8192], buffers);
+        let (dead, left) = pruned(Layout::Phb1, &[8192], buffers);
         assert_eq!((dead.len(), left.len()), (0, 4), "{dead:?}");
         let alone = &buffers[..2];
-        let (dead, _) = pruned(&[8192, 64 << 20], &[alone[0], alone[1], &[("NCCL_BUFFSIZE", "2097152")]]);
+        let (dead, _) = pruned(Layout::Phb1, &[8192, 64 << 20], &[alone[0], alone[1], &[("NCCL_BUFFSIZE", "2097152")]]);
         assert_eq!(dead, [], "a guard point runs Simple");
     }
 
     #[test]
     fn what_peer_access_decides_is_dead_where_the_driver_grants_none() {
         let levels: &[&[(&str, &str)]] = &[&[], &[("NCCL_P2P_LEVEL", "PHB")], &[("NCCL_P2P_LEVEL", "SYS")]];
-        let (dead, left) = pruned(&[57_344], levels);
+        let (dead, left) = pruned(Layout::Phb1, &[57_344], levels);
         assert_eq!((dead.len(), left.len()), (1, 2), "{dead:?}");
         let notice = notice(&dead[0], &arms(levels));
         assert!(
@@ -282,7 +282,8 @@ mod tests {
     #[test]
     fn an_axis_that_a_release_does_not_read_is_dead_by_that_rule() {
         // Read since 2.23.
-        let (dead, _) = pruned(&[57_344], &[&[], &[("NCCL_NOT_A_NAME", "1")], &[("NCCL_NOT_A_NAME", "2")]]);
+        let (dead, _) =
+            pruned(Layout::Phb1, &[57_344], &[&[], &[("NCCL_NOT_A_NAME", "1")], &[("NCCL_NOT_A_NAME", "2")]]);
         assert_eq!(dead.len(), 1);
         assert_eq!(dead[0].left_out, 1);
     }

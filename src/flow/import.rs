@@ -350,12 +350,9 @@ impl Run {
             }
             let here = origin(file.launch.placement);
             if *placement.get_or_insert_with(|| here.clone()) != here {
-                return Err(usage(format!(
-                    "{} is {here}, the others are {}",
-                    file.name,
-                    placement.unwrap_or_default()
-                ))
-                .with_hint("say which time counts for all of them: --placement in-place or out-of-place"));
+                let others = placement.unwrap_or_default();
+                return Err(usage(format!("{} is {here}, the others are {others}", file.name))
+                    .with_hint("say which time counts for all of them: --placement in-place or out-of-place"));
             }
         }
         if let Some(manifest) = previous

@@ -431,10 +431,7 @@ fn prepare(
         machine: measured.machine,
         nccl: measured.nccl,
         pins,
-        kept_environment: match resumed {
-            Some(manifest) if request.keep_environment.is_empty() => manifest.kept_environment.clone(),
-            _ => request.keep_environment.clone(),
-        },
+        kept_environment: kept_environment(request, resumed),
         devices,
         workload,
         space,
@@ -470,6 +467,14 @@ fn prepare(
         locks: early.locks,
         early_logs: early.logs,
     })
+}
+
+/// Names of variables that reach the workers: a run that goes on keeps those it began with, unless others are named.
+fn kept_environment(request: &TuneRequest, resumed: Option<&Manifest>) -> Vec<String> {
+    match resumed {
+        Some(manifest) if request.keep_environment.is_empty() => manifest.kept_environment.clone(),
+        _ => request.keep_environment.clone(),
+    }
 }
 
 /// What the run that goes on, or is replayed, began with. Its figures at other points than those that are asked for now
