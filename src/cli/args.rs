@@ -623,10 +623,20 @@ pub(super) struct DoctorArgs {
     #[arg(long, value_name = "PATH", env = "NCCLTUNE_NCCL_LIB")]
     pub(super) nccl_lib: Option<PathBuf>,
 
+    /// A folder with copies of another machine's /proc, /sys, /etc and /dev: only these files are read, no
+    /// driver is asked and no child started.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["live", "sample", "devices", "nccl_lib"])]
+    pub(super) root: Option<PathBuf>,
+
     /// Start workers on the GPUs, too: does peer access work, and does NCCL find the same on idle GPUs as on
     /// busy ones? Takes a minute.
     #[arg(long)]
     pub(super) live: bool,
+
+    /// Run all-reduces of four decode sizes, and compare them with what the same GPUs reach elsewhere. Takes
+    /// seconds.
+    #[arg(long)]
+    pub(super) sample: bool,
 
     /// Whether peer access across the host bridge is tested.
     #[arg(long, value_enum, default_value_t = PeerAccessArg::Auto, value_name = "WHEN", requires = "live")]
@@ -635,6 +645,11 @@ pub(super) struct DoctorArgs {
     /// Longest any phase of a step may take [default: within limits].
     #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "live")]
     pub(super) phase_limit: Option<f64>,
+
+    /// Write checks, versions, GPUs and NCCL's variables into a new file that may be posted: names of hosts and
+    /// people, addresses and paths under a home are left out.
+    #[arg(long, value_name = "FILE")]
+    pub(super) bundle: Option<PathBuf>,
 
     #[command(flatten)]
     pub(super) format: FormatArg,

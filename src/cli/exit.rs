@@ -308,7 +308,10 @@ fn run_doctor(args: &DoctorArgs, printer: &Printer) -> Result<u8, Failure> {
     let request = DoctorRequest {
         devices: args.devices.clone(),
         nccl_lib: args.nccl_lib.clone(),
+        root: args.root.clone(),
         live: args.live,
+        sample: args.sample,
+        bundle: args.bundle.clone(),
         peer_access: args.peer_access.wish(),
         phase_limit: args.phase_limit.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
         state_folder: environment::state_folder(&environment),

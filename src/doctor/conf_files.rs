@@ -12,7 +12,7 @@ use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use super::environment::{as_set, described, is_logging, is_nccl};
-use super::sight::{Sight, under};
+use super::sight::{Sight, leads_out, under};
 use super::{Finding, VERIFIED, listed, listed_as, shown};
 use crate::env_syntax::{MAX_BYTES, MAX_LINES, is_name};
 use crate::knob::read_as_nccl;
@@ -145,7 +145,12 @@ impl ConfFile {
     /// None where there is no such file.
     fn read(name: String, origin: Origin, root: &Path, path: &Path) -> Option<Self> {
         let mut file = Self { name, origin, variables: Vec::new(), foreign: Vec::new(), troubles: Vec::new() };
-        match contents(&under(root, path)) {
+        let path = under(root, path);
+        if leads_out(root, &path) {
+            file.troubles.push("leads out of the folder that stands for the machine and was not read".to_owned());
+            return Some(file);
+        }
+        match contents(&path) {
             Ok(bytes) => file.parse(bytes),
             Err(Unread::Missing) => return None,
             Err(Unread::NoFile) => file.troubles.push("is no regular file and was not read".to_owned()),

@@ -44,6 +44,47 @@ fn versions(machine: &Machine) -> String {
     format!("{driver}{}, {}", cuda.unwrap_or_default(), shown(&machine.name))
 }
 
+/// Words in the driver's registry settings that force peer access, or what it stands on.
+/// Source: noonghunna/club-3090, docs/PCIE_P2P.md and issue 873.
+const FORCES_PEERS: [&str; 4] = ["ForceP2P", "PeerMappingOverride", "RMForceStaticBar1", "RMPcieP2PType"];
+
+/// What the driver was loaded with. Its sysfs parameters read empty even where one is set, this file does not.
+pub(super) fn parameters(sight: &Sight<'_>) -> Finding {
+    let Some(text) = sight.text("/proc/driver/nvidia/params") else {
+        return Finding::unknown("/proc/driver/nvidia/params is not readable here");
+    };
+    let (mut unusual, mut advice) = (Vec::new(), Vec::new());
+    for (name, value) in text.lines().take(1000).filter_map(|line| line.split_once(':')) {
+        let (name, value) = (name.trim(), value.trim().trim_matches('"'));
+        match (name, value) {
+            ("RegistryDwords" | "RegistryDwordsPerDevice", value) if !value.is_empty() => {
+                unusual.push(format!("{name} is {:?}", shown(value)));
+                advice.push(if FORCES_PEERS.iter().any(|word| value.contains(word)) {
+                    "peer access is forced by the driver's registry settings: that it is granted then does not say \
+                     that bytes arrive, so let `nccltune doctor --live --peer-access test` test it"
+                } else {
+                    "these registry settings are nobody's default: find out who set them, or take them out of the \
+                     options of the module nvidia"
+                });
+            }
+            ("EnableMSI", "0") => {
+                unusual.push("EnableMSI is 0".to_owned());
+                advice.push(
+                    "without message-signalled interrupts each wait for a GPU is slow: load it with \
+                             NVreg_EnableMSI=1",
+                );
+            }
+            _ => {}
+        }
+    }
+    advice.dedup();
+    if unusual.is_empty() {
+        Finding::pass("no registry settings, interrupts as usual")
+    } else {
+        Finding::warn(unusual.join("; "), advice.join("; "))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::fixtures::Planted;

@@ -105,7 +105,38 @@ impl Planted {
             planted.link(&format!("/sys/bus/pci/devices/{gpu}"), &format!("../../../{place}"));
         }
         planted.write(BRIDGE_CONFIG, [0; 4096]);
+        planted.quiet_host();
         planted
+    }
+
+    /// What a kernel shows of a machine with room for everybody.
+    fn quiet_host(&self) {
+        for (path, contents) in [
+            ("/proc/driver/nvidia/params", "ResmanDebugLevel: 4294967295\nEnableMSI: 1\nRegistryDwords: \"\"\n"),
+            ("/proc/self/status", "Name:\tserver\nCpus_allowed_list:\t0-63\n"),
+            ("/proc/self/limits", "Max locked memory         8388608              8388608              bytes\n"),
+            ("/proc/self/cgroup", "0::/\n"),
+            ("/proc/7/status", "Name:\tbash\nPPid:\t1\n"),
+            ("/sys/devices/system/node/node0/cpulist", "0-63\n"),
+            ("/sys/devices/system/node/node0/meminfo", "Node 0 MemTotal:       263856788 kB\n"),
+            ("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance\n"),
+            ("/dev/nvidia0", ""),
+        ] {
+            self.write(path, contents);
+        }
+        self.link("/proc/7/fd/0", "/dev/null");
+        for device in ["0000:00:01.0", "0000:0b:00.0", "0000:1b:00.0"] {
+            for (file, contents) in [
+                ("current_link_width", "16\n"),
+                ("max_link_width", "16\n"),
+                ("current_link_speed", "32.0 GT/s PCIe\n"),
+                ("max_link_speed", "32.0 GT/s PCIe\n"),
+                ("numa_node", "0\n"),
+                ("local_cpulist", "0-63\n"),
+            ] {
+                self.write(&format!("/sys/bus/pci/devices/{device}/{file}"), contents);
+            }
+        }
     }
 
     /// Everything at once, in every grade.
@@ -195,6 +226,7 @@ impl Planted {
             ranks: self.ranks,
             own_process_ids: &self.own_process_ids,
             remembered: self.remembered.as_ref(),
+            files_only: false,
         }
     }
 

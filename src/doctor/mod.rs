@@ -4,16 +4,22 @@
 //! process or touches a GPU: the checks judge facts that are handed in, and a few files. So they are
 //! quick, they cannot hang, and every verdict of every one can be planted in a test.
 
+mod bundle;
+mod class;
 mod conf_files;
 mod driver;
 mod environment;
+mod files;
 #[cfg(test)]
 mod fixtures;
 mod gpu;
+mod holders;
+mod host;
 mod nccl;
 mod peer;
 mod quarantine;
 mod sight;
+mod slot;
 mod system;
 
 use std::collections::BTreeMap;
@@ -26,7 +32,10 @@ use crate::quarantine::Remembered;
 use crate::record::{Check, CheckReport, CheckVerdict, FORMAT};
 use crate::wording;
 
+pub use bundle::bundle;
+pub use class::{SAMPLE_BYTES, Sampled, class_check};
 pub use conf_files::conf_variables;
+pub use files::machine_in_files;
 pub use nccl::VERIFIED;
 pub use peer::speaks_against_peer_access;
 
@@ -66,6 +75,9 @@ pub struct Facts<'a> {
     pub own_process_ids: &'a [u32],
     /// What earlier runs left for later ones; none where nothing names a place for it.
     pub remembered: Option<&'a Remembered>,
+    /// Whether `root` is a copy of another machine's files: nothing else was asked, and what only a driver,
+    /// a library or this process could answer stays open.
+    pub files_only: bool,
 }
 
 /// A check before it is made.
@@ -73,8 +85,22 @@ struct Question {
     name: &'static str,
     group: &'static str,
     words: &'static str,
+    /// Who can answer it.
+    asks: Asks,
     judge: fn(&Sight<'_>) -> Finding,
 }
+
+/// Who can answer a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asks {
+    /// The machine itself, through a driver, a library or this process.
+    Machine,
+    /// Its files, wherever they lie.
+    Files,
+}
+
+/// What is said where only files are read.
+const NOT_ASKED: &str = "not asked: --root reads files only";
 
 /// The checks in the order they are made and told: what the rest stands on comes first.
 const QUESTIONS: &[Question] = &[
@@ -82,80 +108,197 @@ const QUESTIONS: &[Question] = &[
         name: "driver-usable",
         group: "driver",
         words: "Is there an NVIDIA driver that answers?",
+        asks: Asks::Machine,
         judge: driver::usable,
     },
-    Question { name: "gpu-count", group: "gpu", words: "Are there GPUs to communicate?", judge: gpu::count },
-    Question { name: "gpu-alike", group: "gpu", words: "Are the GPUs of one kind?", judge: gpu::alike },
-    Question { name: "gpu-idle", group: "gpu", words: "Are the GPUs free of other work?", judge: gpu::idle },
-    Question { name: "gpu-memory", group: "gpu", words: "Do the GPUs have memory to spare?", judge: gpu::memory },
-    Question { name: "pcie-link", group: "gpu", words: "Do the PCIe links run as built?", judge: gpu::pcie_link },
+    Question {
+        name: "driver-parameters",
+        group: "driver",
+        words: "Was the driver loaded with its usual parameters?",
+        asks: Asks::Files,
+        judge: driver::parameters,
+    },
+    Question {
+        name: "gpu-count",
+        group: "gpu",
+        words: "Are there GPUs to communicate?",
+        asks: Asks::Machine,
+        judge: gpu::count,
+    },
+    Question {
+        name: "gpu-alike",
+        group: "gpu",
+        words: "Are the GPUs of one kind?",
+        asks: Asks::Machine,
+        judge: gpu::alike,
+    },
+    Question {
+        name: "gpu-idle",
+        group: "gpu",
+        words: "Are the GPUs free of other work?",
+        asks: Asks::Machine,
+        judge: gpu::idle,
+    },
+    Question {
+        name: "gpu-memory",
+        group: "gpu",
+        words: "Do the GPUs have memory to spare?",
+        asks: Asks::Machine,
+        judge: gpu::memory,
+    },
+    Question {
+        name: "pcie-link",
+        group: "gpu",
+        words: "Do the PCIe links run as built?",
+        asks: Asks::Machine,
+        judge: gpu::pcie_link,
+    },
+    Question {
+        name: "pcie-slot",
+        group: "gpu",
+        words: "Do slots and bridges give the GPUs all their lanes and speed?",
+        asks: Asks::Files,
+        judge: slot::pcie_slot,
+    },
+    Question {
+        name: "gpu-numa",
+        group: "gpu",
+        words: "Does the kernel know which node each GPU is attached to?",
+        asks: Asks::Files,
+        judge: slot::gpu_numa,
+    },
+    Question {
+        name: "gpu-holders",
+        group: "gpu",
+        words: "Does no other process hold the GPUs' device files?",
+        asks: Asks::Files,
+        judge: holders::check,
+    },
     Question {
         name: "peer-known-bad",
         group: "gpu",
         words: "Is nothing known against peer access with this driver on these GPUs?",
+        asks: Asks::Files,
         judge: peer::known_bad,
     },
-    Question { name: "nccl-found", group: "nccl", words: "Is there an NCCL library?", judge: nccl::found },
+    Question {
+        name: "nccl-found",
+        group: "nccl",
+        words: "Is there an NCCL library?",
+        asks: Asks::Machine,
+        judge: nccl::found,
+    },
     Question {
         name: "nccl-unambiguous",
         group: "nccl",
         words: "Will the server load the library that is measured?",
+        asks: Asks::Machine,
         judge: nccl::unambiguous,
     },
     Question {
         name: "nccl-verified-version",
         group: "nccl",
         words: "Was this tool checked with this release of NCCL?",
+        asks: Asks::Machine,
         judge: nccl::verified_version,
     },
-    Question { name: "nccl-old", group: "nccl", words: "Is this release of NCCL new enough?", judge: nccl::old },
+    Question {
+        name: "nccl-old",
+        group: "nccl",
+        words: "Is this release of NCCL new enough?",
+        asks: Asks::Machine,
+        judge: nccl::old,
+    },
     Question {
         name: "inherited-environment",
         group: "nccl",
         words: "Is the environment free of NCCL variables?",
+        asks: Asks::Machine,
         judge: environment::inherited,
     },
     Question {
         name: "conf-files",
         group: "nccl",
         words: "Do NCCL's configuration files leave its defaults alone?",
+        asks: Asks::Files,
         judge: conf_files::check,
     },
     Question {
         name: "contradictory-environment",
         group: "nccl",
         words: "Do the variables in force agree with each other?",
+        asks: Asks::Files,
         judge: environment::contradictory,
     },
     Question {
         name: "quarantine",
         group: "nccl",
         words: "Were earlier runs here free of hangs, crashes and wrong results?",
+        asks: Asks::Machine,
         judge: quarantine::check,
     },
     Question {
         name: "shared-memory",
         group: "system",
         words: "Is there shared memory for NCCL's buffers?",
+        asks: Asks::Files,
         judge: system::shared_memory,
     },
     Question {
         name: "virtualisation",
         group: "system",
         words: "Is this the real machine?",
+        asks: Asks::Files,
         judge: system::virtualisation,
     },
     Question {
         name: "iommu",
         group: "system",
         words: "Is the IOMMU out of the way of peer access?",
+        asks: Asks::Files,
         judge: system::iommu,
     },
     Question {
         name: "acs-redirect",
         group: "system",
         words: "Do PCIe bridges let peer traffic pass?",
+        asks: Asks::Files,
         judge: peer::acs,
+    },
+    Question {
+        name: "numa-nodes",
+        group: "system",
+        words: "Has every NUMA node processors and memory?",
+        asks: Asks::Files,
+        judge: host::numa_nodes,
+    },
+    Question {
+        name: "cpu-affinity",
+        group: "system",
+        words: "May the ranks run on enough processors, and on those near the GPUs?",
+        asks: Asks::Files,
+        judge: host::cpu_affinity,
+    },
+    Question {
+        name: "locked-memory",
+        group: "system",
+        words: "May a process lock the memory that network adapters need?",
+        asks: Asks::Files,
+        judge: host::locked_memory,
+    },
+    Question {
+        name: "control-group",
+        group: "system",
+        words: "Does the control group leave room for the ranks?",
+        asks: Asks::Files,
+        judge: host::control_group,
+    },
+    Question {
+        name: "cpu-frequency",
+        group: "system",
+        words: "Do the processors run at full speed when they are needed?",
+        asks: Asks::Files,
+        judge: host::cpu_frequency,
     },
 ];
 
@@ -198,7 +341,11 @@ fn judge(sight: &Sight<'_>) -> CheckReport {
     let checks = QUESTIONS
         .iter()
         .map(|question| {
-            let finding = (question.judge)(sight);
+            let finding = if sight.facts.files_only && question.asks == Asks::Machine {
+                Finding::unknown(NOT_ASKED)
+            } else {
+                (question.judge)(sight)
+            };
             Check {
                 name: question.name.to_owned(),
                 group: question.group.to_owned(),

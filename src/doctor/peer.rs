@@ -53,7 +53,7 @@ fn redirects(config: &[u8]) -> Option<bool> {
 }
 
 /// Whether a folder's name is a PCI address ("0000:3b:00.0").
-fn is_address(name: &str) -> bool {
+pub(super) fn is_address(name: &str) -> bool {
     let digits = |text: &str, count: usize| text.len() == count && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let mut parts = name.split([':', '.']);
     let lengths = [4, 2, 2, 1];
@@ -61,7 +61,7 @@ fn is_address(name: &str) -> bool {
 }
 
 /// The bridges above a GPU, from the root down; `None` where the system does not show them.
-fn bridges(sight: &Sight<'_>, gpu: &Gpu) -> Option<Vec<String>> {
+pub(super) fn bridges(sight: &Sight<'_>, gpu: &Gpu) -> Option<Vec<String>> {
     let device = Path::new("/sys/bus/pci/devices").join(&gpu.pci_bus_id);
     let real = sight.real_path(&device);
     if real == device {

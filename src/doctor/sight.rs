@@ -31,7 +31,12 @@ impl<'a> Sight<'a> {
             facts,
             gpus,
             conf: ConfFiles::look(facts.root, facts.environment, facts.home, version),
-            shared_memory: SharedMemory::look(&under(facts.root, Path::new("/dev/shm"))),
+            // A copy lies on a disk that says nothing of the machine it was taken from.
+            shared_memory: if facts.files_only {
+                SharedMemory::as_mounted(text(facts.root, "/proc/mounts").as_deref())
+            } else {
+                SharedMemory::look(&under(facts.root, Path::new("/dev/shm")))
+            },
         }
     }
 
@@ -46,27 +51,28 @@ impl<'a> Sight<'a> {
 
     /// The beginning of a system file, where there is such a file.
     pub(super) fn text(&self, path: &str) -> Option<String> {
-        let path = under(self.facts.root, Path::new(path));
-        // Opening what is no file may wait forever.
-        fs_err::metadata(&path).ok().filter(Metadata::is_file)?;
-        let mut bytes = Vec::new();
-        fs_err::File::open(&path).ok()?.take(TEXT_BYTES).read_to_end(&mut bytes).ok()?;
-        Some(String::from_utf8_lossy(&bytes).into_owned())
+        text(self.facts.root, path)
     }
 
     /// The first bytes of a system file, where there is such a file.
     pub(super) fn bytes(&self, path: &str, most: u64) -> Option<Vec<u8>> {
-        let path = under(self.facts.root, Path::new(path));
-        fs_err::metadata(&path).ok().filter(Metadata::is_file)?;
-        let mut bytes = Vec::new();
-        fs_err::File::open(&path).ok()?.take(most).read_to_end(&mut bytes).ok()?;
-        Some(bytes)
+        bytes(self.facts.root, path, most)
+    }
+
+    /// The names in a system folder, sorted, at most so many; none where there is no such folder.
+    pub(super) fn names(&self, folder: &str, most: usize) -> Option<Vec<String>> {
+        names(self.facts.root, folder, most)
+    }
+
+    /// Where a link of the system points, as it is written.
+    pub(super) fn link(&self, folder: &str, name: &str) -> Option<String> {
+        let folder = inside(self.facts.root, Path::new(folder))?;
+        Some(fs_err::read_link(folder.join(name)).ok()?.to_string_lossy().into_owned())
     }
 
     /// Whether a system folder has anything in it; none where there is no such folder.
     pub(super) fn has_entries(&self, folder: &str) -> Option<bool> {
-        let entries = fs_err::read_dir(under(self.facts.root, Path::new(folder))).ok()?;
-        Some(entries.flatten().next().is_some())
+        Some(!self.names(folder, 1)?.is_empty())
     }
 
     /// A path as it is after all links, seen from the root; as written where that cannot be told.
@@ -78,6 +84,46 @@ impl<'a> Sight<'a> {
         };
         real().unwrap_or_else(|| path.to_owned())
     }
+}
+
+/// The beginning of a file beneath the root, where there is such a file.
+pub(super) fn text(root: &Path, path: &str) -> Option<String> {
+    Some(String::from_utf8_lossy(&bytes(root, path, TEXT_BYTES)?).into_owned())
+}
+
+/// The first bytes of a file beneath the root, where there is such a file.
+pub(super) fn bytes(root: &Path, path: &str, most: u64) -> Option<Vec<u8>> {
+    let path = inside(root, Path::new(path))?;
+    // Opening what is no file may wait forever.
+    fs_err::metadata(&path).ok().filter(Metadata::is_file)?;
+    let mut bytes = Vec::new();
+    fs_err::File::open(&path).ok()?.take(most).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// The names in a folder beneath the root, sorted, at most so many.
+pub(super) fn names(root: &Path, folder: &str, most: usize) -> Option<Vec<String>> {
+    let entries = fs_err::read_dir(inside(root, Path::new(folder))?).ok()?;
+    let mut names: Vec<String> =
+        entries.flatten().take(most).map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    Some(names)
+}
+
+/// Where a path beneath the root lies; none where it, or a link on the way, leads out of it: a copy of
+/// another machine's files must not be answered with this one's.
+pub(super) fn inside(root: &Path, path: &Path) -> Option<PathBuf> {
+    let path = under(root, path);
+    (!leads_out(root, &path)).then_some(path)
+}
+
+/// Whether something is there and lies outside of the root.
+pub(super) fn leads_out(root: &Path, path: &Path) -> bool {
+    let is_outside = || {
+        let real = fs_err::canonicalize(path).ok()?;
+        Some(!real.starts_with(fs_err::canonicalize(root).ok()?))
+    };
+    root != Path::new("/") && is_outside().unwrap_or(false)
 }
 
 /// An absolute path beneath the root.

@@ -28,6 +28,11 @@ pub(super) enum SharedMemory {
     Missing,
     /// It could not be asked.
     Unread(Errno),
+    /// Files of another machine tell what it was mounted with, if at all.
+    Mounted {
+        /// Bytes it may hold, where the mount says so.
+        total: Option<u64>,
+    },
     /// It was asked.
     Space {
         /// Bytes that this user may still take.
@@ -57,6 +62,30 @@ impl SharedMemory {
             Err(error) => Self::Unread(error),
         }
     }
+
+    /// What /proc/mounts says of it.
+    pub(super) fn as_mounted(mounts: Option<&str>) -> Self {
+        let options = mounts.unwrap_or_default().lines().rev().find_map(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            (words.next()? == "/dev/shm").then(|| words.nth(1)).flatten()
+        });
+        let size =
+            options.into_iter().flat_map(|options| options.split(',')).find_map(|word| word.strip_prefix("size="));
+        Self::Mounted { total: size.and_then(mounted_bytes) }
+    }
+}
+
+/// A size as the kernel writes it in the options of a mount: "65536k".
+fn mounted_bytes(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|character: char| character.is_ascii_alphabetic());
+    let scale = match text.get(digits.len()..)? {
+        "" => 1,
+        "k" | "K" => 1 << 10,
+        "m" | "M" => 1 << 20,
+        "g" | "G" => 1 << 30,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(scale)
 }
 
 impl Leftovers {
@@ -82,12 +111,20 @@ pub(super) fn shared_memory(sight: &Sight<'_>) -> Finding {
         SharedMemory::Unread(error) => {
             return Finding::unknown(format!("the room in /dev/shm could not be asked for: {}", error.desc()));
         }
+        SharedMemory::Mounted { total: None } => {
+            return Finding::unknown("the files do not say how large /dev/shm is, nor what is free in it");
+        }
+        // What was free in it is not in the files; an empty one has all.
+        SharedMemory::Mounted { total: Some(total) } => (*total, *total, &Leftovers::default()),
         SharedMemory::Space { free, total, leftovers } => (*free, *total, leftovers),
     };
     let ranks = u64::from(sight.facts.ranks);
     let need = |channels: u64| ranks.saturating_mul(channels).saturating_mul(CHANNEL_BYTES);
     let (least, ample) = (need(FEW_CHANNELS).max(LEAST_FREE), need(MANY_CHANNELS));
-    let mut evidence = vec![format!("{} of {} free in /dev/shm", mib(free), mib(total))];
+    let mut evidence = vec![match sight.shared_memory {
+        SharedMemory::Mounted { .. } => format!("/dev/shm is mounted with {}", mib(total)),
+        _ => format!("{} of {} free in /dev/shm", mib(free), mib(total)),
+    }];
     let mut advice = Vec::new();
     if free < ample {
         let (wanted, channels) = if free < least { (least, FEW_CHANNELS) } else { (ample, MANY_CHANNELS) };

@@ -146,6 +146,7 @@ pub(super) fn gather(
         ranks: wish.ranks.unwrap_or(devices.len() as u32),
         own_process_ids: &own,
         remembered: remembered.as_ref(),
+        files_only: false,
     };
     let checks = doctor::examine(&facts);
     let version = nccl.as_ref().ok().map(|nccl| NcclVersion::from_code(nccl.version));

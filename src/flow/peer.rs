@@ -21,7 +21,7 @@ use crate::backend::{Backend as _, BackendError, LaunchPlan};
 use crate::clock::{Clock, wall_time};
 use crate::collective::{Collective, DataType};
 use crate::discovery::{DiscoveryError, ask_within, gpus_answer};
-use crate::doctor::speaks_against_peer_access;
+use crate::doctor::{SAMPLE_BYTES, Sampled, speaks_against_peer_access};
 use crate::error_kind::{ErrorKind, Failure};
 use crate::knob;
 use crate::machine::{Gpu, NcclLibrary, NcclVersion};
@@ -33,6 +33,7 @@ use crate::record::{
     PeerReport, PeerStep, PeerTier, PointKey, QuarantineEntry,
 };
 use crate::seed::Seed;
+use crate::stats::median;
 use crate::wording::plural;
 
 /// Rounds of all tiers, each in fresh processes.
@@ -43,6 +44,8 @@ const LEVEL: (&str, &str) = ("NCCL_P2P_LEVEL", "SYS");
 const SIZES_BYTES: [u64; 5] = [1024, 65_536, 1 << 20, 8 << 20, 32 << 20];
 /// Milliseconds of replays at each size: what hangs or corrupts, does so at once or under load.
 const CELL_TIME_MS: f64 = 50.0;
+/// Milliseconds of replays at each size of the sample that is compared with the machine's class.
+const SAMPLE_TIME_MS: f64 = 200.0;
 /// The first release that reads the current speed of a PCIe link, where earlier ones read what it is
 /// built for. Source: NVIDIA/nccl, src/graph/xml.cc of 2.30.7, read; 2.30.4 still does the other.
 const READS_CURRENT_SPEED: NcclVersion = NcclVersion::v2(30, 5);
@@ -406,6 +409,43 @@ impl Live<'_> {
                     outcome: remembered.then_some(outcome.kind),
                 })
             }
+        })
+    }
+
+    /// A short sample of all-reduces as NCCL does them by itself; why there is none, where it failed.
+    pub(super) fn sample(&self) -> Result<Result<Vec<Sampled>, String>, Failure> {
+        let point = |bytes| PointKey::usual(Collective::AllReduce, DataType::Bf16, bytes, self.ranks());
+        let plan = LaunchPlan {
+            cell_time_ms: SAMPLE_TIME_MS,
+            data_seed: Seed(self.seed).derive("class-sample", "launch").random(),
+            ..LaunchPlan::alone("sample", BTreeMap::new(), SAMPLE_BYTES.map(point).to_vec())
+        };
+        let mut failed: Option<Outcome> = None;
+        let mut sample = Vec::new();
+        let ran = self.backend().run(&plan, &mut |event| {
+            match event {
+                Event::CellMeasured(cell) => {
+                    let bytes = cell.point.bytes;
+                    sample.extend(median(&cell.replays_us).map(|latency_us| Sampled { bytes, latency_us }));
+                }
+                Event::CellFailed { outcome, .. } | Event::LaunchEnded { outcome: Some(outcome), .. } => {
+                    failed.get_or_insert(outcome);
+                }
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        });
+        match ran {
+            Ok(()) => {}
+            Err(BackendError::GpuUnusable(detail)) => return Err(wedged("a sample was taken", &detail)),
+            Err(error) => return Err(error.into()),
+        }
+        if self.supervisor.interrupted() {
+            return Err(Failure::new(ErrorKind::Stopped, "stopped while a sample was taken; nothing was written"));
+        }
+        Ok(match failed {
+            None => Ok(sample),
+            Some(outcome) => Err(format!("the sample failed: {}: {}", outcome.kind.name(), outcome.detail)),
         })
     }
 

@@ -14,6 +14,7 @@ mod configs;
 /// A run that is cut off at any event and at any byte, killed, stopped by signals or by a full disk:
 /// whatever it held is kept, and it goes on to the same answer.
 mod crash;
+mod doctor;
 /// A command starts with an env file's variables where the file belongs, and nowhere else.
 mod exec;
 /// What NCCL would choose and why: whole commands, refusals, and the log of the stand-in beside the model.
