@@ -69,7 +69,8 @@ impl Private {
     }
 
     fn without_homes(&self, text: &str) -> String {
-        const ENDS: &[char] = &[' ', '"', '\'', ',', ';', ')', ']', '`'];
+        // A path may have blanks in it: rather lose the words behind it than tell its end.
+        const ENDS: &[char] = &['"', '\'', ',', ';', ')', '`'];
         let mut rest = text;
         let mut clean = String::new();
         let first = |rest: &str| self.homes.iter().filter_map(|home| under_home(rest, home)).min();

@@ -49,7 +49,7 @@ impl Copy {
         ] {
             copy.write(path, text);
         }
-        fs::create_dir_all(copy.path("sys/class/iommu")).unwrap();
+        fs::create_dir_all(copy.path("sys/class/iommu")).expect("the copy can be written");
         copy.link("proc/41/fd/3", "/dev/nvidia0");
         for (node, (gpu, bridge)) in GPUS.into_iter().zip(BRIDGES).enumerate() {
             let place = format!("devices/pci{node}/{bridge}");
@@ -85,18 +85,18 @@ impl Copy {
 
     fn write(&self, path: &str, text: impl AsRef<[u8]>) {
         let path = self.path(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
+        fs::create_dir_all(path.parent().expect("a folder")).expect("the copy can be written");
+        fs::write(path, text).expect("the copy can be written");
     }
 
     fn remove(&self, path: &str) {
-        fs::remove_file(self.path(path)).unwrap();
+        fs::remove_file(self.path(path)).expect("the copy can be written");
     }
 
     fn link(&self, path: &str, target: &str) {
         let path = self.path(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        symlink(target, path).unwrap();
+        fs::create_dir_all(path.parent().expect("a folder")).expect("the copy can be written");
+        symlink(target, path).expect("the copy can be written");
     }
 
     /// The exit status, and every check with its verdict and evidence.
@@ -104,10 +104,10 @@ impl Copy {
         let started = Instant::now();
         let ended = self.scene.run("doctor --root copy --format json");
         assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
-        let text = |check: &Value, field: &str| check[field].as_str().unwrap().to_owned();
+        let text = |check: &Value, field: &str| check[field].as_str().expect("text").to_owned();
         let report: Value =
             serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {}", ended.stderr));
-        let checks = report["checks"].as_array().unwrap();
+        let checks = report["checks"].as_array().expect("a list");
         for check in checks {
             let needs_advice = check["verdict"] == "fail" || check["verdict"] == "warn";
             assert_eq!(needs_advice, check["advice"] != "", "{check}");
