@@ -85,6 +85,11 @@ impl Model<'_> {
         self.learn(&without);
         let now = self.answers.get(&arm.env)?.as_ref()?;
         let before = self.answers.get(&without)?.as_ref()?;
+        if knob::changes_transport(name) {
+            // How GPUs meet weighs most, and follows from more of the machine than its wiring: what stands against
+            // trying it is for the test of peer access to say.
+            return None;
+        }
         if Settings::is_modelled(name) {
             let is_same = now.choices.iter().zip(&before.choices).all(|(now, before)| same(now, before));
             // What a file changes is more than what is asked of it here.
@@ -248,6 +253,11 @@ mod tests {
         assert_eq!(dead.len(), 1, "{dead:?}");
         assert_eq!((dead[0].variable.as_str(), dead[0].left_out), ("NCCL_LL128_BUFFSIZE", 2));
         assert!(dead[0].rule.contains("LL128"), "{}", dead[0].rule);
+        let notice = notice(&dead[0], &arms(space));
+        assert!(
+            notice.contains("NCCL_LL128_BUFFSIZE does nothing here") && notice.contains("2 arms are left out"),
+            "{notice}"
+        );
         assert_eq!(left.len(), 3, "the default, the check and channels: {left:?}");
     }
 
@@ -268,15 +278,10 @@ mod tests {
     }
 
     #[test]
-    fn what_peer_access_decides_is_dead_where_the_driver_grants_none() {
+    fn how_gpus_meet_is_never_left_to_a_rule() {
         let levels: &[&[(&str, &str)]] = &[&[], &[("NCCL_P2P_LEVEL", "PHB")], &[("NCCL_P2P_LEVEL", "SYS")]];
         let (dead, left) = pruned(Layout::Phb1, &[57_344], levels);
-        assert_eq!((dead.len(), left.len()), (1, 2), "{dead:?}");
-        let notice = notice(&dead[0], &arms(levels));
-        assert!(
-            notice.contains("NCCL_P2P_LEVEL does nothing here") && notice.contains("1 arm is left out"),
-            "{notice}"
-        );
+        assert_eq!((dead.len(), left.len()), (0, 3), "{dead:?}");
     }
 
     #[test]

@@ -196,7 +196,7 @@ fn manual_pages_are_made_for_every_command() {
     assert!(unknown.status == Some(2) && unknown.stderr.contains("tune, trial, doctor"), "{}", unknown.stderr);
     scene.run("man --out pages").ok();
     let pages = scene.contents().keys().filter(|name| name.starts_with("pages/nccltune")).count();
-    assert_eq!(pages, 12, "{:?}", scene.contents().keys());
+    assert_eq!(pages, 14, "{:?}", scene.contents().keys());
     for page in ["pages/nccltune.1", "pages/nccltune-import.1"] {
         assert!(scene.read(page).lines().any(|line| line.starts_with(".SH")), "{page}");
     }
