@@ -99,7 +99,11 @@ impl Configuration {
     /// `NCCL_CONFIG_UNDEF_INT`: the value is NCCL's own.
     const UNSET: c_int = c_int::MIN;
 
-    /// One that asks for so many channels at least, as NCCL_MIN_CTAS does.
+    /// More channels than any release makes (64 since 2.25, 32 before): no limit.
+    const NO_LIMIT: c_int = 64;
+
+    /// One that asks for so many channels at least, as NCCL_MIN_CTAS does. The most is said as well: with the least
+    /// alone 2.28.9 takes the unset one for a limit below it, and refuses.
     fn with_channels(channels_min: u32) -> Self {
         Self {
             size: size_of::<Self>(),
@@ -108,7 +112,7 @@ impl Configuration {
             blocking: Self::UNSET,
             cluster_size: Self::UNSET,
             channels_min: c_int::try_from(channels_min).unwrap_or(Self::UNSET),
-            channels_max: Self::UNSET,
+            channels_max: Self::NO_LIMIT,
             network: std::ptr::null(),
         }
     }

@@ -18,12 +18,6 @@ pub enum UpdateVerdict {
     WorseOrFailing,
     /// What was measured tells neither.
     Undecided,
-    /// Of two libraries: neither is shown to be faster.
-    NoDifferenceShown,
-    /// Of two libraries: the second is faster.
-    AgainstFaster,
-    /// Of two libraries: the second is slower.
-    AgainstSlower,
 }
 
 impl UpdateVerdict {
@@ -35,9 +29,6 @@ impl UpdateVerdict {
             Self::NoLongerBetter => "no-longer-better",
             Self::WorseOrFailing => "worse-or-failing",
             Self::Undecided => "undecided",
-            Self::NoDifferenceShown => "no-difference-shown",
-            Self::AgainstFaster => "against-faster",
-            Self::AgainstSlower => "against-slower",
         }
     }
 

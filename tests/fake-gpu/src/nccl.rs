@@ -118,14 +118,22 @@ impl Configuration {
         }
         // SAFETY: it is as long as what is read.
         let configuration = unsafe { *place };
-        let others = [configuration.blocking, configuration.cluster_size, configuration.channels_max];
+        let others = [configuration.blocking, configuration.cluster_size];
         if configuration.version < 21_700 || others.iter().any(|value| *value != Self::UNSET) {
-            return Err(fail(nccl::INTERNAL, "the stand-in models no other field of a configuration than minCTAs"));
+            return Err(fail(
+                nccl::INTERNAL,
+                "the stand-in models no other fields of a configuration than minCTAs and maxCTAs",
+            ));
         }
-        match configuration.channels_min {
-            Self::UNSET => Ok(None),
-            1.. => Ok(Some(configuration.channels_min)),
-            _ => Err(fail(nccl::INVALID_ARGUMENT, "Invalid config min/max CTAs")),
+        let (least, most) = (configuration.channels_min, configuration.channels_max);
+        match least {
+            Self::UNSET if most == Self::UNSET => Ok(None),
+            // As 2.28.9 was seen to: it holds one that is set against one that is not.
+            1.. if most >= least => Ok(Some(least)),
+            _ => Err(fail(
+                nccl::INVALID_ARGUMENT,
+                &format!("Invalid config min/max channels attribute value {least}/{most}"),
+            )),
         }
     }
 }
